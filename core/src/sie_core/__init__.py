@@ -1,0 +1,52 @@
+"""SIE's core: what plugins import. The face is lazy, so that importing it costs next to nothing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sie_core.adapter import *  # noqa: F403
+    from sie_core.errors import *  # noqa: F403
+    from sie_core.hookspecs import *  # noqa: F403
+    from sie_core.types import *  # noqa: F403
+
+_ROOMS = {
+    "sie_core.adapter": (
+        "Adapter AdmissionReserve BatchEngine Declined DefaultModel Device DeviceBuffer DeviceGrant DeviceNeed "
+        "DeviceView Engine EngineEvents Grant HostOffload HostResidue LoraEngine MemoryReport Prepared StreamEngine "
+        "TransitionContext"
+    ),
+    "sie_core.errors": (
+        "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceOutOfMemory EngineDied EngineStartError "
+        "Forbidden GatedModel HookTimeout HostOutOfMemory InferenceError InputTooLong InvalidInput LedgerError "
+        "LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed ModelLoading ModelNotFound "
+        "ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory PluginBroken PluginConflict "
+        "PluginError PluginIncompatible QueueFull RequestError ResourceExhausted ShuttingDown SieError "
+        "TransitionCancelled TransitionError Unauthorized Unavailable UnsafeSource Unsupported"
+    ),
+    "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
+    "sie_core.sources": "locate",
+    "sie_core.types": (
+        "BatchRequest Capabilities Decision EncodeOutput EncodeParams Item ModelSpec Residency ResidencyChanged "
+        "Source SparseVector Task WakeCheck"
+    ),
+    "sie_core.units": "format_bytes parse_bytes",
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
+
+__version__ = "0.1.0"
+__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605 - a test compares it with the rooms' own lists
+
+
+def __getattr__(name: str) -> Any:
+    room = _HOME.get(name)
+    if room is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(room), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

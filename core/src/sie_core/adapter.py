@@ -1,0 +1,320 @@
+"""What an adapter author implements: adapters, engines, and the objects that the core hands them.
+
+The inference path calls these classes directly; plugin hooks (see :mod:`sie_core.hookspecs`) only register them and move
+bytes at transitions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from attrs import define, field, frozen
+
+from sie_core.types import BatchRequest, Capabilities, EncodeOutput, ModelSpec
+
+__all__ = [
+    "Adapter",
+    "AdmissionReserve",
+    "BatchEngine",
+    "Declined",
+    "DefaultModel",
+    "Device",
+    "DeviceBuffer",
+    "DeviceGrant",
+    "DeviceNeed",
+    "DeviceView",
+    "Engine",
+    "EngineEvents",
+    "Grant",
+    "HostOffload",
+    "HostResidue",
+    "LoraEngine",
+    "MemoryReport",
+    "Prepared",
+    "StreamEngine",
+    "TransitionContext",
+]
+
+
+# --- devices ---------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class DeviceBuffer(Protocol):
+    """Bytes on an emulated device. ``view`` is writable and page-aligned; ``free`` is idempotent."""
+
+    view: memoryview
+
+    def free(self) -> None: ...
+
+
+class Device(Protocol):
+    """A device that a probe found. ``name`` is its account (``cuda:0``, ``cpu``, ``emulated:0``)."""
+
+    name: str
+    kind: Literal["cuda", "cpu", "emulated"]
+    description: str
+
+    def total(self) -> int:
+        """Bytes the device has."""
+
+    def used(self) -> int | None:
+        """Bytes in use on the device by anybody, as the driver counts them; ``None`` where nobody can tell."""
+
+    def allocate(self, nbytes: int) -> DeviceBuffer:
+        """Take bytes of an emulated device. Raises DeviceOutOfMemory; other kinds raise TypeError."""
+
+
+@frozen
+class DeviceView:
+    """What an adapter sees of a device when it is asked what it needs. Sizes in bytes.
+
+    ``free`` is what the driver calls free, ``available`` what the ledger would still give out, ``unrealised`` what the
+    residents have been promised and have not taken.
+    """
+
+    name: str
+    kind: str
+    total: int
+    free: int
+    available: int
+    unrealised: int = 0
+
+
+@frozen
+class DeviceNeed:
+    """Bytes that an engine needs on one device. ``admission = min + context + headroom``, up to ``want`` for ``min``."""
+
+    min_bytes: int
+    want_bytes: int = 0
+    context_bytes: int = 0
+    headroom_bytes: int = 0
+    device: str | None = None
+    """The device this need is for; ``None``: whichever the core picks."""
+
+
+@frozen
+class AdmissionReserve:
+    """The answer to ``admission_reserve``.
+
+    ``ranks`` has one need for each device the engine spans. ``host_bytes`` stay on the host as long as the engine runs,
+    ``host_load_bytes`` only while it loads. ``self_sizing``: the engine sizes itself from free memory, so its first
+    launch is exclusive on its devices. ``headroom_pool``: in-process engines of one pool share a context and run at most
+    K at a time, so the ledger books the K largest headrooms of the pool instead of all.
+    """
+
+    ranks: tuple[DeviceNeed, ...]
+    host_bytes: int = 0
+    host_load_bytes: int = 0
+    self_sizing: bool = False
+    headroom_pool: str | None = None
+
+
+@frozen
+class DeviceGrant:
+    """What the ledger granted on one device: bytes for good, bytes for run time, and how the device stands."""
+
+    static_bytes: int
+    headroom_bytes: int = 0
+    free_bytes: int = 0
+    others_unrealised_bytes: int = 0
+
+
+@frozen
+class Grant:
+    """What a transition may take. Keys of ``devices`` are account names, in rank order."""
+
+    devices: Mapping[str, DeviceGrant] = field(factory=dict)
+    host_bytes: int = 0
+
+
+def _no_buffer(*_: Any) -> Any:
+    raise TypeError("this transition offers no such buffer")
+
+
+@define(eq=False)
+class TransitionContext:
+    """What a blocking call gets from the core.
+
+    ``deadline``: seconds on the clock of :func:`time.monotonic`; past it the engine is quarantined.
+    ``cancelled``: set when the transition is no longer wanted; check it between steps and raise TransitionCancelled.
+    ``progress(fraction, note)``: fraction 0 to 1, callable from any thread.
+    ``host_buffer(nbytes)``: a writable slice of the host arena that the core owns and has charged.
+    ``device_buffer(account, nbytes)``: memory of an emulated device. Raises DeviceOutOfMemory.
+    """
+
+    grant: Grant = field(factory=Grant)
+    deadline: float = float("inf")
+    cancelled: threading.Event = field(factory=threading.Event)
+    progress: Callable[[float, str], None] = lambda fraction, note: None
+    host_buffer: Callable[[int], memoryview] = _no_buffer
+    device_buffer: Callable[[str, int], DeviceBuffer] = _no_buffer
+
+
+# --- answers of the hooks --------------------------------------------------------------------------
+
+
+@frozen
+class Declined:
+    """Mine, and it can't park, for this reason. Ends the chain."""
+
+    reason: str
+
+
+@frozen
+class HostOffload:
+    """The end of a park: host bytes now held, and by account what could not be given up (a CUDA context)."""
+
+    host_bytes: int
+    retained: Mapping[str, int] = field(factory=dict)
+
+
+@frozen
+class HostResidue:
+    """The end of a wake: host bytes that the engine still holds, and whether they can be dropped at no cost."""
+
+    host_bytes: int = 0
+    droppable: bool = False
+
+
+@frozen
+class MemoryReport:
+    """Bytes that an engine really holds: by account (``None``: nobody can tell), and on the host."""
+
+    devices: Mapping[str, int | None]
+    host: int = 0
+
+
+# --- adapters and engines --------------------------------------------------------------------------
+
+
+@frozen
+class DefaultModel:
+    """A model that an adapter offers when nothing is configured. ``hint`` says how to get it when it is not there."""
+
+    spec: ModelSpec
+    available: bool
+    hint: str = ""
+
+
+class EngineEvents(Protocol):
+    """What an engine may tell the core, from any thread."""
+
+    def died(self, reason: str) -> None:
+        """The engine is gone; its claims are released and the next request loads cold."""
+
+    def request_growth(self, account: str, nbytes: int) -> bool:
+        """Ask for more bytes than were promised. ``False``: they are not to be had."""
+
+
+class Adapter:
+    """Knows an engine family and makes engines. Register the class with ``registrar.add(name, cls)``.
+
+    ``options`` is an attrs class: its fields, types and defaults are the adapter's configuration, checked by the core.
+    """
+
+    options: ClassVar[type]
+
+    def load(self, model: ModelSpec, ctx: TransitionContext, events: EngineEvents) -> Engine:
+        """Make an engine. Blocking, on the engine's own thread.
+
+        Raises:
+            LoadError: the model can't be loaded (the subclass says whether for good).
+            DeviceOutOfMemory, HostOutOfMemory: the core frees memory and tries again.
+            TransitionCancelled: ``ctx.cancelled`` was set.
+        """
+        raise NotImplementedError
+
+    def describe(self, model: ModelSpec) -> Capabilities | None:
+        """What the model can do, read cheaply from its files without loading it; ``None`` if that is not known."""
+        return None
+
+    def default_models(self) -> Sequence[DefaultModel]:
+        """Models to serve when nothing is configured."""
+        return ()
+
+
+class Engine:
+    """A running instance of a model. Lifecycle methods are blocking and run on the engine's own thread, one at a time."""
+
+    devices: Sequence[str] = ()
+    capabilities: Capabilities = Capabilities()
+    headroom_pool: str | None = None
+
+    def memory(self) -> MemoryReport:
+        """Bytes really held now."""
+        raise NotImplementedError
+
+    def probe(self, ctx: TransitionContext) -> bytes | None:
+        """The answer to a fixed input, for the wake check; ``None``: no check possible."""
+        return None
+
+    def probe_matches(self, before: bytes, after: bytes) -> bool:
+        """Whether two probe answers count as the same."""
+        return before == after
+
+    def drop_backup(self) -> int:
+        """Drop the host copy that survived a wake. Returns the bytes freed; 0: there is none, or it can't go."""
+        return 0
+
+    def close(self, ctx: TransitionContext) -> None:
+        """Give everything back, a parked copy too. Idempotent."""
+
+
+@frozen(eq=False)
+class Prepared:
+    """One item, ready to run: what it costs in tokens, and what the engine needs to run it."""
+
+    tokens: int
+    payload: Any
+
+
+class BatchEngine(Engine):
+    """An engine that runs one batch at a time."""
+
+    max_batch_tokens: int | None = None
+    """Tokens (padding included) that one ``run`` may hold, from the headroom granted; ``None``: no limit of its own."""
+
+    def prepare(self, request: BatchRequest) -> Sequence[Prepared]:
+        """Turn a request into one ``Prepared`` an item (tokenising, image decoding). Thread-safe; off the event loop.
+
+        Raises:
+            InvalidInput: with the ``index`` of the bad item. No other request is affected.
+        """
+        raise NotImplementedError
+
+    def run(self, batch: Sequence[Prepared]) -> Sequence[EncodeOutput]:
+        """Run a batch; one output an item, in order. One call at a time, on the engine's thread.
+
+        Raises:
+            DeviceOutOfMemory: the batcher splits the batch and tries again.
+        """
+        raise NotImplementedError
+
+
+class StreamEngine(Engine):
+    """An engine that runs many requests at once. Cancelling the coroutine aborts the request in the engine."""
+
+    async def encode(self, request: BatchRequest) -> Sequence[EncodeOutput]:
+        """Encode the items of one request."""
+        raise NotImplementedError
+
+    def generate(self, request: Any) -> AsyncIterator[Any]:
+        """Generate for one request, piece by piece."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class LoraEngine(Protocol):
+    """Optional: an engine that takes LoRA adapters at run time. Blocking, on the engine's thread."""
+
+    def lora_reserve(self, name: str, source: str) -> DeviceNeed:
+        """Bytes that the adapter will take."""
+
+    def lora_load(self, name: str, source: str, ctx: TransitionContext) -> None:
+        """Load it under ``name``."""
+
+    def lora_unload(self, name: str, ctx: TransitionContext) -> None:
+        """Forget it."""

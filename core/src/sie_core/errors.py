@@ -1,0 +1,445 @@
+"""Every error that SIE raises on purpose. One root; leaves carry data, not only text.
+
+::
+
+    SieError
+    ├── ConfigError                  problems: file, line, column, key path
+    ├── PluginError
+    │   ├── PluginBroken             failed to import, or a faulty hook
+    │   ├── PluginConflict           two distributions offer one name
+    │   └── PluginIncompatible       built for another API version
+    ├── RequestError                 the caller can mend it; never retried
+    │   ├── InvalidInput             index, param
+    │   │   ├── InputTooLong         tokens, limit
+    │   │   └── Unsupported          what was asked for, what there is
+    │   ├── BodyTooLarge             size, limit
+    │   ├── ModelNotFound            suggestions
+    │   ├── Unauthorized
+    │   └── Forbidden
+    ├── Unavailable                  retry_after_s; try again later
+    │   ├── ModelLoading
+    │   ├── LoraLoading
+    │   ├── QueueFull
+    │   ├── ResourceExhausted
+    │   └── ShuttingDown
+    ├── DeadlineExceeded             the request's own deadline
+    ├── LoadError                    an adapter could not make an engine; permanent or not
+    │   ├── ModelSourceNotFound
+    │   ├── ModelSourceInvalid       truncated, of another architecture, unreadable
+    │   ├── GatedModel
+    │   ├── UnsafeSource             pickle weights or remote code, not allowed by the configuration
+    │   ├── MissingDependency
+    │   ├── MissingAdapter
+    │   ├── NeverFits                larger than an empty device
+    │   └── EngineStartError         the engine did not start; a later try may succeed
+    ├── OutOfMemory
+    │   ├── DeviceOutOfMemory        account, needed, free
+    │   └── HostOutOfMemory
+    ├── ModelLoadFailed              what a request sees of a LoadError: error class, permanent, attempts
+    ├── InferenceError
+    │   ├── NonFiniteOutput          items
+    │   └── EngineDied
+    ├── TransitionError
+    │   ├── HookTimeout              a blocking hook overran its deadline
+    │   └── TransitionCancelled
+    └── LedgerError                  a broken rule of the book of bytes: a bug in SIE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+__all__ = [
+    "BodyTooLarge",
+    "ConfigError",
+    "ConfigProblem",
+    "DeadlineExceeded",
+    "DeviceOutOfMemory",
+    "EngineDied",
+    "EngineStartError",
+    "Forbidden",
+    "GatedModel",
+    "HookTimeout",
+    "HostOutOfMemory",
+    "InferenceError",
+    "InputTooLong",
+    "InvalidInput",
+    "LedgerError",
+    "LoadError",
+    "LoraLoading",
+    "MissingAdapter",
+    "MissingDependency",
+    "ModelLoadFailed",
+    "ModelLoading",
+    "ModelNotFound",
+    "ModelSourceInvalid",
+    "ModelSourceNotFound",
+    "NeverFits",
+    "NonFiniteOutput",
+    "OutOfMemory",
+    "PluginBroken",
+    "PluginConflict",
+    "PluginError",
+    "PluginIncompatible",
+    "QueueFull",
+    "RequestError",
+    "ResourceExhausted",
+    "ShuttingDown",
+    "SieError",
+    "TransitionCancelled",
+    "TransitionError",
+    "Unauthorized",
+    "Unavailable",
+    "UnsafeSource",
+    "Unsupported",
+]
+
+
+class SieError(Exception):
+    """Root of all errors. ``code`` is the stable, machine-readable name that clients see."""
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+
+    @property
+    def message(self) -> str:
+        """One sentence that says what is wrong and what to do about it."""
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+# --- configuration ---------------------------------------------------------------------------------
+
+
+class ConfigProblem:
+    """One mistake in a configuration: where it stands and what is wrong.
+
+    ``line`` and ``column`` count from 1; both are ``None`` for a value that came from a flag or the
+    environment, which ``file`` then names (``"--port"``, ``"SIE_PORT"``).
+    """
+
+    __slots__ = ("column", "file", "line", "message", "path")
+
+    def __init__(
+        self, message: str, *, path: str = "", file: str = "", line: int | None = None, column: int | None = None
+    ) -> None:
+        self.message = message
+        self.path = path
+        self.file = file
+        self.line = line
+        self.column = column
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+        return ": ".join(part for part in (place, self.path, self.message) if part)
+
+
+class ConfigError(SieError):
+    """The configuration can't be used. Holds every problem found, not only the first."""
+
+    code = "CONFIG_ERROR"
+
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+# --- plugins ---------------------------------------------------------------------------------------
+
+
+class PluginError(SieError):
+    """A plugin can't be used. ``plugin`` is the entry point's name."""
+
+    code = "PLUGIN_ERROR"
+
+    def __init__(self, message: str, *, plugin: str = "") -> None:
+        self.plugin = plugin
+        super().__init__(message)
+
+
+class PluginBroken(PluginError):
+    """It failed to import, or one of its hooks does not match its specification."""
+
+
+class PluginConflict(PluginError):
+    """Two distributions offer the same name."""
+
+
+class PluginIncompatible(PluginError):
+    """It was built for another major version of the plugin API."""
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+class RequestError(SieError):
+    """The request can't be served as it stands; sending it again won't help."""
+
+    code = "INVALID_INPUT"
+
+
+class InvalidInput(RequestError):
+    """``index`` names the offending item of the request, ``param`` the offending field."""
+
+    def __init__(self, message: str, *, index: int | None = None, param: str | None = None) -> None:
+        self.index = index
+        self.param = param
+        super().__init__(message)
+
+
+class InputTooLong(InvalidInput):
+    """An item has more tokens than the model takes, and truncation was not asked for."""
+
+    code = "INPUT_TOO_LONG"
+
+    def __init__(self, *, tokens: int, limit: int, index: int | None = None) -> None:
+        self.tokens = tokens
+        self.limit = limit
+        super().__init__(
+            f"the text has {tokens} tokens and the model takes {limit}: shorten it, or pass truncate: true",
+            index=index,
+        )
+
+
+class Unsupported(InvalidInput):
+    """The model can't do what was asked; ``supported`` lists what it can."""
+
+    def __init__(self, message: str, *, supported: Sequence[str] = (), param: str | None = None) -> None:
+        self.supported = tuple(supported)
+        super().__init__(message, param=param)
+
+
+class BodyTooLarge(RequestError):
+    """The body, or the text of one item, is over its limit. Sizes in bytes."""
+
+    code = "BODY_TOO_LARGE"
+
+    def __init__(self, message: str, *, size: int | None = None, limit: int, index: int | None = None) -> None:
+        self.size = size
+        self.limit = limit
+        self.index = index
+        super().__init__(message)
+
+
+class ModelNotFound(RequestError):
+    """No model of that name is configured."""
+
+    code = "MODEL_NOT_FOUND"
+
+    def __init__(self, name: str, *, suggestions: Sequence[str] = ()) -> None:
+        self.name = name
+        self.suggestions = tuple(suggestions)
+        hint = f", did you mean {' or '.join(self.suggestions)}?" if suggestions else "; GET /v1/models lists what is"
+        super().__init__(f"model {name!r} is not configured{hint}")
+
+
+class Unauthorized(RequestError):
+    """No key, or one that is not known."""
+
+    code = "UNAUTHORIZED"
+
+
+class Forbidden(RequestError):
+    """The key is known, and its role does not allow this."""
+
+    code = "FORBIDDEN"
+
+
+class Unavailable(SieError):
+    """Not now; ``retry_after_s`` (seconds, 1 to 120 on the wire) says when to try again."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class ModelLoading(Unavailable):
+    """The model is on its way; the request waited as long as it may."""
+
+    code = "MODEL_LOADING"
+
+
+class LoraLoading(Unavailable):
+    """The LoRA adapter is on its way."""
+
+    code = "LORA_LOADING"
+
+
+class QueueFull(Unavailable):
+    """The model's queue holds as many requests as it may."""
+
+    code = "QUEUE_FULL"
+
+
+class ResourceExhausted(Unavailable):
+    """No memory for the model while pinned models, other processes or running requests hold it."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class ShuttingDown(Unavailable):
+    """The server is on its way out."""
+
+    code = "SHUTTING_DOWN"
+
+
+class DeadlineExceeded(SieError):
+    """The request's own deadline passed before its answer was there."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+# --- loading ---------------------------------------------------------------------------------------
+
+
+class LoadError(SieError):
+    """An adapter could not make an engine. ``permanent`` errors are not tried again until the configuration changes."""
+
+    code = "LOAD_ERROR"
+    permanent: ClassVar[bool] = False
+
+
+class ModelSourceNotFound(LoadError):
+    """The model's files are not where the source says."""
+
+    permanent = True
+
+
+class ModelSourceInvalid(LoadError):
+    """The model's files are there, and can't be used: truncated, unreadable, of another architecture."""
+
+    permanent = True
+
+
+class GatedModel(LoadError):
+    """The hub wants credentials for this model."""
+
+    permanent = True
+
+
+class UnsafeSource(LoadError):
+    """The source would run code (pickle weights, remote code) and the configuration does not allow it."""
+
+    permanent = True
+
+
+class MissingDependency(LoadError):
+    """The adapter needs a package that is not installed."""
+
+    permanent = True
+
+
+class MissingAdapter(LoadError):
+    """No plugin offers the adapter; ``found`` lists those that are there."""
+
+    permanent = True
+
+    def __init__(self, adapter: str, *, found: Sequence[str] = ()) -> None:
+        self.adapter = adapter
+        self.found = tuple(found)
+        there = ", ".join(found) if found else "none"
+        super().__init__(f"no installed plugin offers the adapter {adapter!r} (found: {there}); see `sie plugins`")
+
+
+class NeverFits(LoadError):
+    """The model is larger than an empty device. Sizes in bytes."""
+
+    permanent = True
+
+    def __init__(self, message: str, *, account: str, needed: int, capacity: int) -> None:
+        self.account = account
+        self.needed = needed
+        self.capacity = capacity
+        super().__init__(message)
+
+
+class EngineStartError(LoadError):
+    """The engine did not start; a later try may succeed."""
+
+
+class OutOfMemory(SieError):
+    """A memory ran out. ``needed`` and ``free`` in bytes, where known."""
+
+    code = "OUT_OF_MEMORY"
+
+    def __init__(self, message: str, *, account: str = "", needed: int | None = None, free: int | None = None) -> None:
+        self.account = account
+        self.needed = needed
+        self.free = free
+        super().__init__(message)
+
+
+class DeviceOutOfMemory(OutOfMemory):
+    """A device ran out of memory, while loading or while inferring."""
+
+
+class HostOutOfMemory(OutOfMemory):
+    """The host ran out of memory, or a host buffer could not be had."""
+
+
+class ModelLoadFailed(SieError):
+    """The model can't be loaded; clients must not retry.
+
+    ``error_class`` is the name of the exception type behind it, ``attempts`` how often loading was tried.
+    """
+
+    code = "MODEL_LOAD_FAILED"
+
+    def __init__(self, model: str, *, error_class: str, reason: str, permanent: bool, attempts: int) -> None:
+        self.model = model
+        self.error_class = error_class
+        self.reason = reason
+        self.permanent = permanent
+        self.attempts = attempts
+        super().__init__(f"model {model!r} could not be loaded ({error_class}): {reason}")
+
+
+# --- inference -------------------------------------------------------------------------------------
+
+
+class InferenceError(SieError):
+    """The engine failed on this request."""
+
+    code = "INFERENCE_ERROR"
+
+
+class NonFiniteOutput(InferenceError):
+    """The model answered NaN or infinity for these items (positions in the request)."""
+
+    def __init__(self, items: Sequence[int]) -> None:
+        self.items = tuple(items)
+        super().__init__(f"the model's output is not finite for item(s) {', '.join(map(str, items))}")
+
+
+class EngineDied(InferenceError):
+    """The engine went away while the request was running."""
+
+
+# --- inside ----------------------------------------------------------------------------------------
+
+
+class TransitionError(SieError):
+    """A transition of a model between residencies did not end as it should."""
+
+    code = "TRANSITION_ERROR"
+
+
+class HookTimeout(TransitionError):
+    """A blocking hook overran its deadline; its engine is quarantined until the call returns."""
+
+    def __init__(self, hook: str, *, model: str, seconds: float) -> None:
+        self.hook = hook
+        self.model = model
+        self.seconds = seconds
+        super().__init__(f"{hook} of model {model!r} did not return within {seconds:.1f} s")
+
+
+class TransitionCancelled(TransitionError):
+    """The transition was called off: a configuration change, an unload, or a shutdown."""
+
+
+class LedgerError(SieError):
+    """A rule of the ledger was broken. This is a bug in SIE: please report it."""
+
+    code = "LEDGER_ERROR"

@@ -1,0 +1,198 @@
+"""The nouns that every floor shares: models, requests, results. No behaviour beyond themselves."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BatchRequest",
+    "Capabilities",
+    "Decision",
+    "EncodeOutput",
+    "EncodeParams",
+    "Item",
+    "ModelSpec",
+    "Residency",
+    "ResidencyChanged",
+    "Source",
+    "SparseVector",
+    "Task",
+    "WakeCheck",
+]
+
+
+class Residency(enum.StrEnum):
+    """The one state of a model (see the glossary)."""
+
+    UNLOADED = "unloaded"
+    QUEUED = "queued"
+    LOADING = "loading"
+    RESIDENT = "resident"
+    DRAINING = "draining"
+    PARKING = "parking"
+    PARKED = "parked"
+    WAKING = "waking"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"
+
+
+class Task(enum.StrEnum):
+    """What a request wants of a model."""
+
+    ENCODE = "encode"
+    SCORE = "score"
+    EXTRACT = "extract"
+    GENERATE = "generate"
+
+
+class WakeCheck(enum.StrEnum):
+    """When a woken engine has to answer its fixed input as it did when first loaded."""
+
+    FIRST = "first"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@frozen
+class Source:
+    """Where a model's files are: ``package:IMPORT_NAME/SUBPATH``, ``path:DIR`` or ``hf:ORG/NAME@REVISION``.
+
+    ``base`` is the folder that a relative ``path:`` starts from (that of the configuration file).
+    """
+
+    kind: Literal["package", "path", "hf"]
+    location: str
+    revision: str | None = None
+    base: Path | None = field(default=None, eq=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.location}" + (f"@{self.revision}" if self.revision else "")
+
+
+@frozen
+class ModelSpec:
+    """A configured unit: what to load, with which adapter, under which rules.
+
+    ``options`` is the adapter's own typed attrs object once it is bound, a plain mapping before. Times are seconds,
+    sizes bytes. Fields for which ``engine_key`` differs raise the model's epoch; the others take effect at once.
+    """
+
+    name: str
+    adapter: str
+    source: Source | None = None
+    device: str | None = None
+    options: Any = field(factory=dict)
+    runtime_headroom: int | None = None
+    host_offload: bool = True
+    wake_check: WakeCheck = WakeCheck.FIRST
+    batch_tokens: int = 8192
+    lora: Mapping[str, str] = field(factory=dict)
+    pinned: bool = False
+    idle_evict_s: float | None = None
+    min_resident_s: float = 0.0
+    queue: int = 256
+    deadline_s: float = 120.0
+
+    def engine_key(self) -> tuple[Any, ...]:
+        """The fields that a running engine was made from."""
+        return (self.adapter, self.source, self.device, self.options, self.runtime_headroom, self.batch_tokens)
+
+
+@frozen
+class Capabilities:
+    """What a model takes and gives. ``dims`` by output; ``matryoshka`` lists the sizes ``dimensions`` may ask for.
+
+    ``matryoshka`` empty: no other size than the model's own. ``None``: any size up to ``dims``.
+    """
+
+    tasks: frozenset[Task] = frozenset({Task.ENCODE})
+    inputs: tuple[str, ...] = ("text",)
+    outputs: tuple[str, ...] = ("dense",)
+    dims: Mapping[str, int] = field(factory=dict)
+    max_sequence_length: int | None = None
+    matryoshka: tuple[int, ...] | None = ()
+
+
+@frozen
+class Item:
+    """One thing to encode. Exactly one of ``text`` and ``token_ids`` (ids of the model's own vocabulary) is set."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    id: str | None = None
+    images: tuple[bytes, ...] = ()
+
+
+@frozen
+class EncodeParams:
+    """How to encode. ``truncate=None`` leaves it to the model's configuration."""
+
+    output_types: tuple[str, ...] = ("dense",)
+    instruction: str | None = None
+    is_query: bool = False
+    dimensions: int | None = None
+    truncate: bool | None = None
+    options: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(eq=False)
+class BatchRequest:
+    """What a request hands to a batch engine's ``prepare``."""
+
+    task: Task
+    items: Sequence[Item]
+    params: EncodeParams = field(factory=EncodeParams)
+
+
+@frozen(eq=False)
+class SparseVector:
+    """``indices``: int32 (nnz,), ascending; ``values``: float32 (nnz,)."""
+
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+
+
+@frozen(eq=False)
+class EncodeOutput:
+    """One item's answer. ``dense``: float32 (dims,); ``multivector``: float32 (tokens, dims); ``tokens`` counts input."""
+
+    tokens: int
+    dense: NDArray[np.float32] | None = None
+    sparse: SparseVector | None = None
+    multivector: NDArray[np.float32] | None = None
+
+
+@frozen
+class ResidencyChanged:
+    """A model went from one residency to another. ``at`` is a wall-clock time (seconds since 1970)."""
+
+    model: str
+    before: Residency
+    after: Residency
+    reason: str
+    epoch: int
+    at: float
+
+
+@frozen
+class Decision:
+    """Why something was evicted, refused or dropped: one entry of the decision ring. Sizes in bytes."""
+
+    at: float
+    model: str
+    action: str
+    reason: str
+    needed_bytes: int = 0
+    promised_bytes: int = 0
+    freed_bytes: int = 0
+    victims: tuple[str, ...] = ()
