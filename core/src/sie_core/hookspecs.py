@@ -85,8 +85,12 @@ def register_adapters(registrar: AdapterRegistrar) -> None:
 
 
 @hookspec
-def probe_devices() -> Sequence[Device]:
-    """Fires once at start-up. Return the devices found; all plugins' lists are joined. Never raises for absence."""
+def probe_devices(emulate: int | None) -> Sequence[Device]:
+    """Fires once at start-up. Return the devices found; all plugins' lists are joined. Never raises for absence.
+
+    ``emulate``: bytes of the emulated device that was asked for, ``None`` if none was. Of two devices with one name the
+    first counts.
+    """
 
 
 @hookspec
