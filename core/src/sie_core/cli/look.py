@@ -1,0 +1,187 @@
+"""``sie models | ps | status | decisions``: what the server holds, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from sie_core.cli.app import command
+from sie_core.cli.client import Client, Remote
+from sie_core.cli.output import local_time, print_json, print_table, printable, size
+
+__all__ = ["decisions", "models", "ps", "status"]
+
+_NO_REMOTE = Remote()
+
+_AWAY = frozenset({"unloaded", "failed"})
+"""Residencies in which a model takes no memory and is not on its way to any."""
+
+
+@command("[OPTIONS]", "sie models", "sie models --json")
+def models(*, remote: Remote = _NO_REMOTE) -> None:
+    """List the models that the server knows, with what they take and give."""
+    with Client(remote) as client:
+        body = client.get("/v1/models")
+    rows = body.get("models", [])
+    if remote.json:
+        print_json(rows)
+        return
+    print_table(
+        ("NAME", "STATE", "INPUTS", "OUTPUTS", "DIMS", "MAX LENGTH", "DEVICE MEMORY"),
+        (
+            (
+                row["name"],
+                row.get("residency") or row.get("state"),
+                ", ".join(row.get("inputs") or ()),
+                ", ".join(row.get("outputs") or ()),
+                _dims(row.get("dims")),
+                row.get("max_sequence_length"),
+                size(row.get("device_bytes")),
+            )
+            for row in rows
+        ),
+        empty="The server knows no models: name some in sie.yaml.",
+        right=("MAX LENGTH", "DEVICE MEMORY"),
+    )
+    _failures(rows)
+
+
+@command("[OPTIONS]", "sie ps", "sie ps --json")
+def ps(*, remote: Remote = _NO_REMOTE) -> None:
+    """List the models that are in memory or on their way, with the requests that use or await them."""
+    with Client(remote) as client:
+        body = client.get("/v1/status")
+    rows = [row for row in body.get("models", []) if row["residency"] not in _AWAY]
+    if remote.json:
+        print_json(rows)
+        return
+    _print_models(rows, empty="No model is in memory: the first request for one loads it, or `sie load NAME`.")
+
+
+@command("[OPTIONS]", "sie status", "sie status --json")
+def status(*, remote: Remote = _NO_REMOTE) -> None:
+    """Show the server's memory accounts and every model's state."""
+    with Client(remote) as client:
+        body = client.get("/v1/status")
+    if remote.json:
+        print_json(body)
+        return
+    print(f"SIE {printable(body.get('version', '?'))} at {remote.url}, up {_span(body.get('uptime_s', 0))}\n")
+    print_table(
+        ("ACCOUNT", "CAPACITY", "USED", "PROMISED", "UNREALISED", "AVAILABLE"),
+        ((account["account"], *(_signed(account.get(key)) for key in _SIZES)) for account in body.get("accounts", [])),
+        right=("CAPACITY", "USED", "PROMISED", "UNREALISED", "AVAILABLE"),
+    )
+    print()
+    _print_models(body.get("models", []), empty="No models are configured.")
+    _failures(body.get("models", []))
+
+
+@command("[OPTIONS]", "sie decisions", "sie decisions --model minilm --limit 5")
+def decisions(
+    *,
+    model: Annotated[str | None, Parameter(help="Only what was decided for this model.")] = None,
+    limit: Annotated[int, Parameter(help="How many to show, newest last.")] = 20,
+    remote: Remote = _NO_REMOTE,
+) -> None:
+    """Show why models were evicted, refused or dropped, newest last. Where keys are on, it takes an admin key."""
+    with Client(remote) as client:
+        found = client.get("/v1/admin/decisions").get("decisions", [])
+    found = sorted(found, key=lambda one: one["at"])
+    if model is not None:
+        found = [one for one in found if one["model"] == model or model in (one.get("victims") or ())]
+    found = found[-limit:] if limit > 0 else []
+    if remote.json:
+        print_json(found)
+        return
+    print_table(
+        ("AT", "MODEL", "ACTION", "NEEDED", "FREED", "VICTIMS", "REASON"),
+        (
+            (
+                local_time(one["at"]),
+                one["model"],
+                one["action"],
+                size(one.get("needed_bytes")),
+                size(one.get("freed_bytes")),
+                ", ".join(one.get("victims") or ()),
+                one.get("reason"),
+            )
+            for one in found
+        ),
+        empty="Nothing had to be decided yet.",
+        right=("NEEDED", "FREED"),
+    )
+
+
+# --- parts -----------------------------------------------------------------------------------------
+
+_SIZES = ("capacity", "used", "promised", "unrealised", "available")
+
+
+def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:
+    print_table(
+        ("NAME", "STATE", "ADAPTER", "DEVICE", "DEVICE MEMORY", "HOST MEMORY", "LEASES", "QUEUED", "PINNED"),
+        (
+            (
+                row["name"],
+                row["residency"] + _percent(row.get("progress")),
+                row.get("adapter"),
+                _device(row.get("device")),
+                size(row.get("device_bytes")),
+                size(row.get("host_bytes")),
+                row.get("leases") or "-",
+                row.get("queued") or "-",
+                "yes" if row.get("pinned") else "-",
+            )
+            for row in rows
+        ),
+        empty=empty,
+        right=("DEVICE MEMORY", "HOST MEMORY", "LEASES", "QUEUED"),
+    )
+
+
+def _failures(rows: list[dict[str, Any]]) -> None:
+    """Under the table: what is wrong with the models that failed, in full."""
+    broken = [(row["name"], row["last_error"]) for row in rows if row.get("last_error")]
+    if broken:
+        print()
+    for name, error in broken:
+        tries = error.get("attempts") or 0
+        again = "not tried again until the configuration changes" if error.get("permanent") else f"{tries} attempt(s)"
+        print(printable(f"{name}: {error.get('code')}: {error.get('message')} ({again})"))
+
+
+def _dims(dims: object) -> str:
+    """The one size of a model, or one for each of its outputs."""
+    if isinstance(dims, Mapping):
+        known = {kind: count for kind, count in dims.items() if count}
+        if len(known) == 1:
+            return str(next(iter(known.values())))
+        return ", ".join(f"{kind} {count}" for kind, count in known.items())
+    return "" if dims is None else str(dims)
+
+
+def _device(device: object) -> str:
+    return ", ".join(map(str, device)) if isinstance(device, list) else str(device or "")
+
+
+def _percent(progress: object) -> str:
+    if isinstance(progress, Mapping):
+        progress = progress.get("fraction")
+    return f" {progress:.0%}" if isinstance(progress, int | float) else ""
+
+
+def _signed(nbytes: int | None) -> str:
+    """Bytes that may be negative: an account whose device others filled up is short of bytes."""
+    if nbytes is not None and nbytes < 0:
+        return f"-{size(-nbytes)}"
+    return size(nbytes)
+
+
+def _span(seconds: float) -> str:
+    whole = int(seconds)
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    shown = [f"{count} {unit}" for count, unit in parts if count]
+    return " ".join(shown[:2]) or "0 s"

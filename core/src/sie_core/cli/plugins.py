@@ -1,0 +1,71 @@
+"""``sie plugins``: what is installed, and why something of it is not used."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from sie_core.cli.app import command
+from sie_core.cli.errors import Exit
+from sie_core.cli.output import print_json, print_table, printable
+from sie_core.plugins import Plugins
+
+__all__ = ["plugins"]
+
+
+@command("[OPTIONS]", "sie plugins", "sie plugins --verbose")
+def plugins(
+    *,
+    verbose: Annotated[bool, Parameter(negative="", show_default=False, help="Show the tracebacks, too.")] = False,
+    strict: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Exit with 1 if any plugin can't be used.")
+    ] = False,
+    json: Annotated[bool, Parameter(negative="", show_default=False, help="Print JSON instead of a table.")] = False,
+) -> int:
+    """List the installed plugins with the hooks and adapters that each brings, and why one was left out."""
+    logging.getLogger("sie_core.plugins").addHandler(logging.NullHandler())  # the table says it all
+    loaded = Plugins.load(strict=False)
+    loaded.commands()  # a plugin may fail in this hook, too
+    found = loaded.info()
+    bad = [info for info in found if info.state != "loaded"]
+    if json:
+        print_json(
+            [
+                {
+                    "name": info.name,
+                    "version": info.version,
+                    "distribution": info.distribution,
+                    "hooks": list(info.hooks),
+                    "adapters": list(info.adapters),
+                    "state": info.state,
+                    "reason": info.reason or None,
+                    "traceback": info.traceback or None,
+                }
+                for info in found
+            ]
+        )
+        return Exit.FAILED if strict and bad else Exit.OK
+    print_table(
+        ("NAME", "VERSION", "DISTRIBUTION", "STATE", "HOOKS", "ADAPTERS"),
+        (
+            (
+                info.name,
+                info.version,
+                info.distribution,
+                info.state,
+                ", ".join(info.hooks),
+                ", ".join(info.adapters),
+            )
+            for info in found
+        ),
+    )
+    for info in found:
+        if info.reason:
+            print(printable(f"\n{info.name}: {info.state}: {info.reason}", newlines=True))
+        if verbose and info.traceback:
+            print(printable(info.traceback.rstrip(), newlines=True))
+    if bad and not verbose and any(info.traceback for info in bad):
+        print("\n`sie plugins --verbose` shows the tracebacks.")
+    return Exit.FAILED if strict and bad else Exit.OK
