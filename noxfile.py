@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -40,7 +39,8 @@ def _show_hidden_pythons() -> None:
     if not root:
         return
     newest: dict[str, Path] = {}
-    for folder in sorted(Path(root, "versions").glob("3.*.*"), key=lambda f: [int(n) for n in re.findall(r"\d+", f.name)]):
+    folders = Path(root, "versions").glob("3.*.*")
+    for folder in sorted(folders, key=lambda folder: [int(n) for n in re.findall(r"\d+", folder.name)]):
         minor = ".".join(folder.name.split(".")[:2])
         if minor in PYTHONS and (folder / "bin" / f"python{minor}").exists():
             newest[minor] = folder
@@ -165,8 +165,13 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(python=[TORCH_PYTHON, "3.12"], allow_parallel=True)
 def clients(session: nox.Session) -> None:
-    """Public clients against a running server: openai on 3.11, sie-sdk on 3.12."""
-    raise NotImplementedError
+    """Public clients against a running server: openai with the real model on 3.11, sie-sdk with a fake one on 3.12."""
+    if session.python == TORCH_PYTHON:
+        _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "openai>=3")
+        _pytest(session, "tests/clients/test_openai.py")
+    else:
+        session.install("-e", "core", "-e", "plugins/testing", *PYTEST, "sie-sdk==0.10.1")
+        _pytest(session, "tests/clients/test_sie_sdk.py")
 
 
 # --- benchmark ---------------------------------------------------------------------------------------------
@@ -174,6 +179,6 @@ def clients(session: nox.Session) -> None:
 
 @nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False)
 def bench(session: nox.Session) -> None:
-    """Side by side with a peer and the raw model. `nox -s bench -- overhead` runs one measure, `-- --help` lists them."""
+    """Side by side with a peer and the raw model. `-- overhead` runs one measure, `-- --help` lists them."""
     _install_torch_stack(session, "-e", "plugins/testing")
     session.run("python", "bench/run.py", *session.posargs)

@@ -1,7 +1,7 @@
 -- wrk script: replays the request bodies of a file, one a line, in order, over all connections.
--- Arguments after "--": FILE of bodies, FILE for the result (JSON).
+-- Argument after "--": FILE of bodies. Environment BENCH_RESULT: the file to write the result (JSON) to.
 
-local bodies, position, result_file = {}, 0, nil
+local bodies, position = {}, 0
 
 function init(args)
   for line in io.lines(args[1]) do
@@ -9,11 +9,6 @@ function init(args)
   end
   wrk.method = "POST"
   wrk.headers["Content-Type"] = "application/json"
-end
-
-function setup(thread)
-  -- One thread makes the order of the bodies the same in every run.
-  thread:set("only_thread", true)
 end
 
 function request()
