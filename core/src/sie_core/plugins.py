@@ -27,10 +27,6 @@ from sie_core.types import ResidencyChanged
 __all__ = ["AdapterEntry", "PluginInfo", "PluginState", "Plugins"]
 
 PluginState = Literal["loaded", "refused", "broken", "conflict"]
-_STATES: tuple[tuple[type[PluginError], PluginState], ...] = (
-    (PluginIncompatible, "refused"),
-    (PluginConflict, "conflict"),
-)
 _BUILTIN = "core"
 _T = TypeVar("_T")
 _log = logging.getLogger("sie_core.plugins")
@@ -318,7 +314,7 @@ class Plugins:
         self, info: PluginInfo, error: PluginError, state: PluginState | None = None, cause: BaseException | None = None
     ) -> None:
         if state is None:
-            state = next((name for kind, name in _STATES if isinstance(error, kind)), "broken")
+            state = _state_for(error)
         trace = "".join(traceback.format_exception(cause)) if cause is not None and cause is not error else ""
         if cause is not None and cause is not error and error.__cause__ is None:
             error.__cause__ = cause
@@ -365,6 +361,12 @@ def _as_broken(plugin: str, error: BaseException, what: str) -> PluginError:
         return error
     text = str(error).strip() or "no message"
     return PluginBroken(f"{what}: {type(error).__name__}: {text}", plugin=plugin)
+
+
+def _state_for(error: PluginError) -> PluginState:
+    if isinstance(error, PluginIncompatible):
+        return "refused"
+    return "conflict" if isinstance(error, PluginConflict) else "broken"
 
 
 def _strict_by_environment() -> bool:

@@ -1,0 +1,167 @@
+"""What a fake engine holds: made-up figures, or real bytes of an emulated device that are really copied."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from sie_core import DeviceBuffer, TransitionContext
+
+if TYPE_CHECKING:
+    from sie_testing.fake import FakeOptions
+
+__all__ = ["FakeMemory"]
+
+
+@define
+class FakeMemory:
+    """The bytes of one fake engine, by account. ``context`` stays through a park, ``weights`` do not."""
+
+    options: FakeOptions
+    accounts: tuple[str, ...]
+    weights: dict[str, int]
+    context: dict[str, int]
+    digest: bytes = b""
+    parked: bool = False
+    backup_bytes: int = 0
+    damaged: bool = False
+    _buffers: dict[tuple[str, str], DeviceBuffer] = field(factory=dict)
+    _copy: dict[str, memoryview] = field(factory=dict)
+    _freed: bool = False
+
+    @classmethod
+    def take(cls, options: FakeOptions, ctx: TransitionContext, accounts: Sequence[str], name: str) -> FakeMemory:
+        """Take the memory of a new engine. Raises DeviceOutOfMemory, having given back what it took."""
+        factor = 1.0 if options.realised is None else options.realised
+        weights: dict[str, int] = {}
+        context: dict[str, int] = {}
+        for account in accounts:
+            # Engines of a pool live in one process: its context is the pool's, not theirs.
+            context[account] = 0 if options.pool is not None else int(options.context_bytes * factor)
+            grant = ctx.grant.devices.get(account)
+            granted = grant.static_bytes - options.context_bytes if grant is not None else options.weights_bytes
+            size = max(options.weights_bytes, min(options.want_bytes, granted))
+            weights[account] = int(size * factor)
+        memory = cls(options, tuple(accounts), weights, context)
+        if options.allocate:
+            memory._allocate(ctx, "context", context)
+            memory._allocate(ctx, "weights", weights)
+            for rank, account in enumerate(accounts):
+                _fill(memory._buffers["weights", account].view, f"{name}:{rank}")
+            memory.digest = memory._digest()
+        return memory
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the host copy."""
+        own = self.options.offload_bytes
+        return sum(self.weights.values()) if own is None or self.options.allocate else own
+
+    def report(self) -> dict[str, int | None]:
+        """Bytes held by account; ``None`` where nobody can tell."""
+        if self._freed:
+            return dict.fromkeys(self.accounts, 0)
+        if self.options.realised is None:
+            return dict.fromkeys(self.accounts, None)
+        return {account: self.context[account] + self._weights_on(account) for account in self.accounts}
+
+    def retained(self) -> dict[str, int]:
+        """What a parked engine says it keeps: the contexts (its lie about freed bytes is not in here)."""
+        return {account: nbytes for account, nbytes in self.context.items() if nbytes}
+
+    def park(self, ctx: TransitionContext) -> None:
+        """Copy the weights out and free them. With a kept backup nothing is copied. Raises HostOutOfMemory."""
+        if self.parked:
+            return
+        if self.options.allocate:
+            if not self._copy:
+                self._copy_out(ctx)
+            for account in self.accounts:
+                self._buffers.pop(("weights", account)).free()
+        self.backup_bytes = 0
+        self.parked = True
+
+    def wake(self, ctx: TransitionContext) -> None:
+        """Copy the weights back. The copy stays whole when this raises DeviceOutOfMemory."""
+        if not self.parked:
+            return
+        if self.options.allocate:
+            self._allocate(ctx, "weights", self.weights)
+            for account, copy in self._copy.items():
+                self._buffers["weights", account].view[: len(copy)] = copy
+        if self.options.corrupt_restore:
+            self._corrupt()
+        self.parked = False
+        self.backup_bytes = self.copy_bytes if self.options.backup else 0
+        if not self.options.backup:
+            self._copy.clear()
+
+    def damage(self) -> str:
+        """Empty while the weights are what they were when loaded."""
+        return "damaged" if self.damaged else ""
+
+    def drop_backup(self) -> int:
+        """Drop the copy that survived a wake. Returns the bytes freed."""
+        dropped, self.backup_bytes = self.backup_bytes, 0
+        if dropped:
+            self._copy.clear()
+        return dropped
+
+    def free(self) -> None:
+        """Give everything back. Idempotent."""
+        for buffer in self._buffers.values():
+            buffer.free()
+        self._buffers.clear()
+        self._copy.clear()
+        self.backup_bytes = 0
+        self._freed = True
+
+    def _weights_on(self, account: str) -> int:
+        kept = 1.0 - self.options.freed if self.parked else 1.0
+        return int(self.weights[account] * kept)
+
+    def _allocate(self, ctx: TransitionContext, kind: str, sizes: dict[str, int]) -> None:
+        taken: list[tuple[str, str]] = []
+        try:
+            for account, nbytes in sizes.items():
+                if nbytes:
+                    self._buffers[kind, account] = ctx.device_buffer(account, nbytes)
+                    taken.append((kind, account))
+        except BaseException:
+            for key in taken if kind == "weights" and self.parked else list(self._buffers):
+                self._buffers.pop(key).free()
+            raise
+
+    def _copy_out(self, ctx: TransitionContext) -> None:
+        copies: dict[str, memoryview] = {}
+        for account in self.accounts:
+            view = self._buffers["weights", account].view
+            copy = ctx.host_buffer(len(view))
+            copy[: len(view)] = view
+            copies[account] = copy
+        self._copy = copies
+
+    def _corrupt(self) -> None:
+        if self.options.allocate:
+            view = self._buffers["weights", self.accounts[0]].view
+            view[0] = view[0] ^ 0xFF
+            self.damaged = self._digest() != self.digest
+        else:
+            self.damaged = True
+
+    def _digest(self) -> bytes:
+        total = hashlib.blake2b(digest_size=16)
+        for account in self.accounts:
+            total.update(self._buffers["weights", account].view)
+        return total.digest()
+
+
+def _fill(view: memoryview, seed: str) -> None:
+    """Fill with bytes that only this seed gives, a block at a time."""
+    block = hashlib.shake_128(seed.encode()).digest(64 * 1024)
+    for start in range(0, len(view), len(block)):
+        piece = block[: len(view) - start]
+        view[start : start + len(piece)] = piece

@@ -1,0 +1,478 @@
+"""A fake adapter: engines with declared sizes and times, answers that tell whose they are, and faults on demand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attrs import frozen
+
+import sie_core
+from sie_core import (
+    Adapter,
+    AdmissionReserve,
+    BatchEngine,
+    BatchRequest,
+    Capabilities,
+    Declined,
+    DeviceNeed,
+    DeviceOutOfMemory,
+    EncodeOutput,
+    EncodeParams,
+    Engine,
+    EngineDied,
+    EngineEvents,
+    HostOffload,
+    HostResidue,
+    InferenceError,
+    InputTooLong,
+    InvalidInput,
+    Item,
+    LoadError,
+    MemoryReport,
+    ModelSpec,
+    NeverFits,
+    Prepared,
+    SieError,
+    StreamEngine,
+    Task,
+    TransitionCancelled,
+    TransitionContext,
+    Unsupported,
+)
+from sie_testing._memory import FakeMemory
+from sie_testing.faults import FaultPoints
+from sie_testing.virtual import pause
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "FakeAdapter",
+    "FakeEngine",
+    "FakeLifecycle",
+    "FakeOptions",
+    "FakeStreamAdapter",
+    "FakeStreamEngine",
+    "expected_vector",
+    "reserve_for",
+]
+
+_PLAIN = EncodeParams()
+
+
+@frozen
+class FakeOptions:
+    """Options of the adapters ``fake`` and ``fake-stream``. Sizes in bytes, times in seconds, fractions from 0 up."""
+
+    weights_bytes: int = 1024 * 1024
+    """What a device must have for it; the smallest it runs with."""
+    want_bytes: int = 0
+    """What it takes where it is granted, when that is more than ``weights_bytes``."""
+    context_bytes: int = 0
+    """Held on a device as long as the engine exists, parked or not (outside pools)."""
+    headroom_bytes: int = 0
+    host_bytes: int = 0
+    host_load_bytes: int = 0
+    offload_bytes: int | None = None
+    """Size of the host copy; ``None``: that of the weights."""
+    ranks: int = 1
+    """How many devices it spans."""
+    pool: str | None = None
+    self_sizing: bool = False
+    allocate: bool = False
+    """Really allocate on an emulated device and copy at park and wake."""
+
+    load_s: float = 0.0
+    run_s: float = 0.0
+    token_s: float = 0.0
+    offload_s: float = 0.0
+    restore_s: float = 0.0
+    close_s: float = 0.0
+
+    dims: int = 8
+    max_length: int = 512
+    truncate: bool = False
+    max_batch_tokens: int | None = None
+    outputs: tuple[str, ...] = ("dense",)
+    matryoshka: tuple[int, ...] | None = ()
+    vector: Literal["hash", "constant"] = "hash"
+    salt: str = ""
+    """Told apart from another model's: two models with different salts answer differently."""
+
+    realised: float | None = 1.0
+    """Lies about memory: held = realised * (weights + context). ``None``: nobody can tell how much."""
+    fail_load: str | None = None
+    """Name of an exception of ``sie_core`` (or a built-in one) that loading raises, ``fail_load_times`` times."""
+    fail_load_times: int | None = None
+    oom_at_load: int = 0
+    oom_over_tokens: int | None = None
+    non_finite: tuple[str, ...] = ()
+    """Texts that answer NaN."""
+    die_after: int | None = None
+    """Batches after which it dies."""
+    hang: str | None = None
+    """Fault point where calls never return until ``FaultPoints.of(model).reset()``."""
+    decline: str | None = None
+    """Why it can't park."""
+    freed: float = 1.0
+    """Fraction of the weights that a park really frees."""
+    backup: bool = False
+    """Keeps its host copy after a wake; it can be dropped."""
+    corrupt_restore: bool = False
+    """Comes back from a park with other weights."""
+
+
+def _options(model: ModelSpec) -> FakeOptions:
+    options = model.options
+    return options if isinstance(options, FakeOptions) else FakeOptions(**options)
+
+
+def expected_vector(text: str, dims: int = 8, *, salt: str = "", params: EncodeParams = _PLAIN) -> NDArray[np.float32]:
+    """What a fake engine with these ``dims`` and ``salt`` answers for ``text``: float32 (dims,), of length 1."""
+    from sie_testing import _vectors
+
+    vector: NDArray[np.float32] = _shortened(_vectors.dense(_prompted(text, params), dims, salt), params.dimensions)
+    return vector
+
+
+def _prompted(text: str, params: EncodeParams) -> str:
+    return f"{'query' if params.is_query else ''}\0{params.instruction or ''}\0{text}"
+
+
+def _shortened(vector: Any, dimensions: int | None) -> Any:
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    cut = vector[:dimensions]
+    return cut / (float((cut * cut).sum()) ** 0.5 or 1.0)
+
+
+def reserve_for(model: ModelSpec) -> AdmissionReserve | None:
+    """The answer to ``admission_reserve`` for a model with :class:`FakeOptions`; ``None`` for any other."""
+    if not (isinstance(model.options, FakeOptions) or model.adapter in ("fake", "fake-stream")):
+        return None
+    options = _options(model)
+    FaultPoints.of(model.name).reach("reserve")
+    headroom = options.headroom_bytes if model.runtime_headroom is None else model.runtime_headroom
+    need = DeviceNeed(
+        min_bytes=options.weights_bytes,
+        want_bytes=max(options.want_bytes, options.weights_bytes),
+        context_bytes=options.context_bytes,
+        headroom_bytes=headroom,
+    )
+    return AdmissionReserve(
+        ranks=(need,) * options.ranks,
+        host_bytes=options.host_bytes,
+        host_load_bytes=options.host_load_bytes,
+        self_sizing=options.self_sizing,
+        headroom_pool=options.pool,
+    )
+
+
+def _error_named(name: str) -> BaseException:
+    """An instance of the exception class of this name, with made-up data."""
+    import builtins
+
+    cls = getattr(sie_core, name, None) or getattr(builtins, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+        raise ValueError(f"fail_load: there is no exception {name!r} in sie_core or among the built-in ones")
+    if cls is NeverFits:
+        return NeverFits("the fake model never fits", account="cpu", needed=2, capacity=1)
+    if cls is sie_core.MissingAdapter:
+        return cls("fake")
+    message = f"the fake model fails to load with {name}, as configured"
+    return (
+        cls(message)
+        if issubclass(cls, LoadError | sie_core.OutOfMemory) or not issubclass(cls, SieError)
+        else (LoadError(message))
+    )
+
+
+class FakeAdapter(Adapter):
+    """Makes :class:`FakeEngine`\\ s. Faults are scripted by the options, or by ``FaultPoints.of(model_name)``."""
+
+    options: ClassVar[type] = FakeOptions
+    _engine: ClassVar[type[FakeLifecycle]]
+
+    def load(self, model: ModelSpec, ctx: TransitionContext, events: EngineEvents) -> Engine:
+        options, faults = _options(model), FaultPoints.of(model.name)
+        if options.hang is not None and not faults.hits("load"):
+            faults.hold(options.hang)
+        attempt = faults.reach("load", ctx.cancelled)
+        ctx.progress(0.0, "reading made-up weights")
+        if pause(options.load_s, ctx.cancelled) or ctx.cancelled.is_set():
+            raise TransitionCancelled(f"loading of {model.name!r} was called off")
+        if options.fail_load is not None and attempt <= (options.fail_load_times or attempt):
+            raise _error_named(options.fail_load)
+        accounts = list(ctx.grant.devices) or [model.device or "cpu"]
+        if attempt <= options.oom_at_load:
+            raise DeviceOutOfMemory("the fake device is full", account=accounts[0], needed=options.weights_bytes)
+        engine = self._engine(model, options, FakeMemory.take(options, ctx, accounts, model.name), events)
+        ctx.progress(1.0, "ready")
+        return engine
+
+    def describe(self, model: ModelSpec) -> Capabilities | None:
+        return _capabilities(_options(model))
+
+
+def _capabilities(options: FakeOptions) -> Capabilities:
+    return Capabilities(
+        tasks=frozenset({Task.ENCODE}),
+        outputs=options.outputs,
+        dims={name: 30_522 if name == "sparse" else options.dims for name in options.outputs},
+        max_sequence_length=options.max_length,
+        matryoshka=options.matryoshka,
+    )
+
+
+class FakeLifecycle(Engine):
+    """What the fake engines share: memory, park and wake, death."""
+
+    def __init__(self, model: ModelSpec, options: FakeOptions, memory: FakeMemory, events: EngineEvents) -> None:
+        self.model = model
+        self.options = options
+        self.faults = FaultPoints.of(model.name)
+        self.devices = memory.accounts
+        self.capabilities = _capabilities(options)
+        self.headroom_pool = options.pool
+        self.dead = False
+        self.closed = False
+        self._held = memory
+        self._events = events
+        self._runs = 0
+        self._turn = threading.Lock()
+
+        from sie_testing import _vectors  # numpy is loaded with the first engine
+
+        self._vectors = _vectors
+        self._constant = _vectors.constant(options.dims)
+
+    # --- lifecycle ---
+
+    @property
+    def parked(self) -> bool:
+        """Whether its weights are on the host only."""
+        return self._held.parked
+
+    def memory(self) -> MemoryReport:
+        """Made-up or really allocated bytes; without the host copy, which the core owns and charges."""
+        self.faults.reach("memory")
+        return MemoryReport(self._held.report(), host=0 if self.closed else self.options.host_bytes)
+
+    def probe(self, ctx: TransitionContext) -> bytes | None:
+        with self._alone("probe"):
+            self.faults.reach("probe", ctx.cancelled)
+            return self._vectors.dense("probe", 16, self._salt()).tobytes()
+
+    def drop_backup(self) -> int:
+        return self._held.drop_backup()
+
+    def close(self, ctx: TransitionContext) -> None:
+        with self._alone("close"):
+            if self.closed:
+                return
+            self.faults.reach("close", ctx.cancelled)
+            pause(self.options.close_s)
+            self._held.free()
+            self.closed = True
+
+    def die(self, reason: str = "killed by the test") -> None:
+        """Die now, as a child process does: the core is told, and every later call fails."""
+        self.dead = True
+        self._held.free()
+        self._events.died(reason)
+
+    def grow(self, account: str, nbytes: int) -> bool:
+        """Ask the core for more bytes than were promised."""
+        return self._events.request_growth(account, nbytes)
+
+    # --- the answers to the park and wake hooks ---
+
+    def host_offload_bytes(self) -> int | Declined:
+        """Bytes of the host copy, or why there can't be one."""
+        if self.options.decline is not None:
+            return Declined(self.options.decline)
+        return self._held.copy_bytes
+
+    def offload(self, ctx: TransitionContext) -> HostOffload:
+        """Park. A no-op when parked."""
+        with self._alone("offload"):
+            self._check_alive()
+            self.faults.reach("offload", ctx.cancelled)
+            pause(self.options.offload_s)
+            self._held.park(ctx)
+            return HostOffload(host_bytes=self._held.copy_bytes, retained=self._held.retained())
+
+    def restore(self, ctx: TransitionContext) -> HostResidue:
+        """Wake. A no-op when awake."""
+        with self._alone("restore"):
+            self._check_alive()
+            self.faults.reach("restore", ctx.cancelled)
+            pause(self.options.restore_s)
+            self._held.wake(ctx)
+            return HostResidue(host_bytes=self._held.backup_bytes, droppable=self._held.backup_bytes > 0)
+
+    # --- inside ---
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """The protocol promises one call at a time; a core that breaks it must not get away with it here."""
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError(f"{what} of {self.model.name!r} was called while another call runs")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _check_alive(self) -> None:
+        if self.dead or self.closed:
+            raise EngineDied(f"the engine of {self.model.name!r} is {'dead' if self.dead else 'closed'}")
+
+    def _salt(self) -> str:
+        return self.options.salt + self._held.damage()
+
+    def _prepare(self, request: BatchRequest) -> list[Prepared]:
+        params = request.params
+        self._check_params(request)
+        if params == _PLAIN:
+            params = _PLAIN
+        return [self._prepare_item(index, item, params) for index, item in enumerate(request.items)]
+
+    def _check_params(self, request: BatchRequest) -> None:
+        params, options = request.params, self.options
+        if request.task is not Task.ENCODE:
+            raise Unsupported(f"the fake engine can't {request.task}", supported=("encode",), param="task")
+        if params.output_types != ("dense",) or options.outputs != ("dense",):
+            missing = [name for name in params.output_types if name not in options.outputs]
+            if missing:
+                raise Unsupported(f"no {missing[0]} output", supported=options.outputs, param="output_types")
+        if params.dimensions is not None and params.dimensions != options.dims:
+            allowed = options.matryoshka
+            fits = 0 < params.dimensions <= options.dims if allowed is None else params.dimensions in allowed
+            if not fits:
+                sizes = tuple(map(str, allowed or (options.dims,)))
+                raise Unsupported(f"no {params.dimensions} dimensions", supported=sizes, param="dimensions")
+
+    def _prepare_item(self, index: int, item: Item, params: EncodeParams) -> Prepared:
+        text, limit = item.text, self.options.max_length
+        if text is None:
+            if item.token_ids is None:
+                raise InvalidInput("the item has neither text nor token ids", index=index, param="text")
+            words: Sequence[str] = [str(token) for token in item.token_ids]
+            text = " ".join(words)
+        else:
+            words = text.split()
+        if not words:
+            raise InvalidInput("the text is empty", index=index, param="text")
+        tokens = len(words)
+        if tokens > limit:
+            if not (self.options.truncate if params.truncate is None else params.truncate):
+                raise InputTooLong(tokens=tokens, limit=limit, index=index)
+            text, tokens = " ".join(words[:limit]), limit
+        return Prepared(tokens, (text, params))
+
+    def _answers(self, batch: Sequence[Prepared]) -> list[EncodeOutput]:
+        if self.options.vector == "constant":
+            vector = self._constant
+            return [EncodeOutput(one.tokens, vector) for one in batch]
+        return [self._answer(one.tokens, *one.payload) for one in batch]
+
+    def _answer(self, tokens: int, text: str, params: EncodeParams) -> EncodeOutput:
+        options, salt = self.options, self._salt()
+        prompted, wanted = _prompted(text, params), params.output_types
+        dense = None
+        if "dense" in wanted:
+            dense = _shortened(self._vectors.dense(prompted, options.dims, salt), params.dimensions)
+            if text in options.non_finite:
+                dense = dense * float("nan")
+        words = text.split()
+        return EncodeOutput(
+            tokens,
+            dense=dense,
+            sparse=self._vectors.sparse(words, salt) if "sparse" in wanted else None,
+            multivector=self._vectors.multivector(words, options.dims, salt) if "multivector" in wanted else None,
+        )
+
+    def _count_run(self, tokens: int) -> None:
+        """Faults of one batch."""
+        options = self.options
+        self._check_alive()
+        if self._held.parked:
+            raise InferenceError(f"the engine of {self.model.name!r} is parked: it can't run")
+        self._runs += 1
+        if options.die_after is not None and self._runs > options.die_after:
+            self.die(f"died after {options.die_after} batches, as configured")
+            raise EngineDied(f"the engine of {self.model.name!r} died")
+        if options.oom_over_tokens is not None and tokens > options.oom_over_tokens:
+            account = self.devices[0]
+            raise DeviceOutOfMemory(f"{tokens} tokens are too many for the fake device", account=account)
+
+
+class FakeEngine(FakeLifecycle, BatchEngine):
+    """A fake that runs one batch at a time. Tokens are words."""
+
+    def __init__(self, model: ModelSpec, options: FakeOptions, memory: FakeMemory, events: EngineEvents) -> None:
+        super().__init__(model, options, memory, events)
+        self.max_batch_tokens = options.max_batch_tokens
+
+    def prepare(self, request: BatchRequest) -> Sequence[Prepared]:
+        self.faults.reach("prepare")
+        return self._prepare(request)
+
+    def run(self, batch: Sequence[Prepared]) -> Sequence[EncodeOutput]:
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError(f"run of {self.model.name!r} was called while another call runs")
+        try:
+            self.faults.reach("run")
+            tokens = sum([one.tokens for one in batch])
+            self._count_run(tokens)
+            seconds = self.options.run_s + self.options.token_s * tokens
+            if seconds:
+                pause(seconds)
+            return self._answers(batch)
+        finally:
+            self._turn.release()
+
+
+class FakeStreamEngine(FakeLifecycle, StreamEngine):
+    """A fake that runs many requests at once. ``aborted`` counts requests that were cancelled while they ran."""
+
+    running = 0
+    aborted = 0
+
+    async def encode(self, request: BatchRequest) -> Sequence[EncodeOutput]:
+        prepared = self._prepare(request)
+        await self._take_time(sum(one.tokens for one in prepared))
+        return self._answers(prepared)
+
+    async def generate(self, request: Mapping[str, Any]) -> AsyncIterator[str]:
+        """The prompt's words, one at a time, in reverse order."""
+        for word in reversed(str(request.get("prompt", "")).split()):
+            await self._take_time(1)
+            yield word
+
+    async def _take_time(self, tokens: int) -> None:
+        import asyncio
+
+        self.faults.reach("run")
+        self._count_run(tokens)
+        self.running += 1
+        try:
+            await asyncio.sleep(self.options.run_s + self.options.token_s * tokens)
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+
+class FakeStreamAdapter(FakeAdapter):
+    """Makes :class:`FakeStreamEngine`\\ s."""
+
+    _engine = FakeStreamEngine
+
+
+FakeAdapter._engine = FakeEngine
