@@ -1,0 +1,139 @@
+"""What happens off the event loop: preparing, running, checking. One call, one answer; errors come back as values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, field
+
+from sie_core.errors import HostOutOfMemory, InferenceError, InvalidInput, SieError
+from sie_core.serving._choose import Sizing, Slot, choose
+from sie_core.serving._job import Chunk
+
+if TYPE_CHECKING:
+    from sie_core.adapter import BatchEngine, Prepared
+    from sie_core.types import EncodeOutput
+
+__all__ = ["Hop", "PreparedChunk", "prepare", "run", "translate"]
+
+
+@define(eq=False)
+class PreparedChunk:
+    """What became of a chunk: its items, or why not."""
+
+    chunk: Chunk
+    items: Sequence[Prepared] = ()
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+
+@define(eq=False)
+class Hop:
+    """What one visit to the engine's thread brought."""
+
+    prepared: list[PreparedChunk] = field(factory=list)
+    chosen: list[Slot] = field(factory=list)
+    outputs: Sequence[EncodeOutput] = ()
+    error: BaseException | None = None
+    not_finite: Sequence[int] = ()
+    """Positions in ``chosen``."""
+    began: float = 0.0
+    seconds: float = 0.0
+
+
+def translate(error: BaseException, what: str) -> SieError:
+    """SIE's own errors as they are; whatever else an engine raises becomes an InferenceError."""
+    if isinstance(error, SieError):
+        return error
+    if isinstance(error, MemoryError):
+        return HostOutOfMemory(f"{what} ran out of memory: {error}")
+    wrapped = InferenceError(f"{what} failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Errors, and panics of Rust extensions (tokenizers), which are no ``Exception``."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
+
+
+def prepare(engine: BatchEngine, chunks: Sequence[Chunk]) -> list[PreparedChunk]:
+    """Prepare chunks, each by itself: an error of one is no other's."""
+    done: list[PreparedChunk] = []
+    for chunk in chunks:
+        result = PreparedChunk(chunk)
+        began = time.perf_counter()
+        try:
+            result.items = engine.prepare(chunk.request)
+            if len(result.items) != len(chunk.request.items):
+                raise InferenceError(
+                    f"the engine prepared {len(result.items)} items of {len(chunk.request.items)}: a bug in the adapter"
+                )
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
+            if chunk.first and isinstance(error, InvalidInput) and error.index is not None:
+                error.index += chunk.first
+            result.error = translate(error, "preparing the input")
+        result.seconds = time.perf_counter() - began
+        done.append(result)
+    return done
+
+
+def run(engine: BatchEngine, chunks: Sequence[Chunk], window: list[Slot], sizing: Sizing) -> Hop:
+    """Prepare what is not prepared yet, choose, run, check: one hop to the engine's thread and back."""
+    hop = Hop()
+    if chunks:
+        hop.prepared = prepare(engine, chunks)
+        for part in hop.prepared:
+            job, first = part.chunk.job, part.chunk.first
+            window += [Slot(job, first + i, item, item.tokens) for i, item in enumerate(part.items)]
+    hop.chosen = choose(window, sizing)
+    if hop.chosen:
+        run_chosen(engine, hop)
+    return hop
+
+
+def run_chosen(engine: BatchEngine, hop: Hop) -> Hop:
+    """Run ``hop.chosen``."""
+    hop.began = time.perf_counter()
+    try:
+        hop.outputs = engine.run([slot.prepared for slot in hop.chosen])
+        hop.seconds = time.perf_counter() - hop.began
+        if len(hop.outputs) != len(hop.chosen):
+            raise InferenceError(
+                f"the engine answered {len(hop.outputs)} of {len(hop.chosen)} items: a bug in the adapter"
+            )
+        hop.not_finite = _not_finite(hop.outputs)
+    except BaseException as error:
+        if not _is_fault(error):
+            raise
+        hop.error = translate(error, "the engine")
+        hop.outputs = ()
+    return hop
+
+
+def _not_finite(outputs: Sequence[EncodeOutput]) -> Sequence[int]:
+    """Positions whose numbers are not all finite. The usual case costs one pass over one joined array."""
+    parts = [part for output in outputs for part in _numbers(output)]
+    if not parts or np.isfinite(np.concatenate(parts) if len(parts) > 1 else parts[0]).all():
+        return ()
+    return [
+        position
+        for position, output in enumerate(outputs)
+        if not all(bool(np.isfinite(part).all()) for part in _numbers(output))
+    ]
+
+
+def _numbers(output: EncodeOutput) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    parts = []
+    if output.dense is not None:
+        parts.append(output.dense)
+    if output.sparse is not None:
+        parts.append(output.sparse.values)
+    if output.multivector is not None:
+        parts.append(output.multivector.reshape(-1))
+    return parts

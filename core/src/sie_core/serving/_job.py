@@ -1,0 +1,83 @@
+"""One request inside the batcher, and the chunks in which it is prepared."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field, frozen
+
+from sie_core.types import BatchRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sie_core.adapter import Prepared
+    from sie_core.types import EncodeOutput
+
+__all__ = ["Chunk", "Job"]
+
+TURN = 32  # items that a request may have run before it goes behind the others
+CHUNK = 64  # items prepared in one go, so that a large request delays nobody's tokenising for long
+
+
+def _nothing() -> None:
+    return None
+
+
+@define(eq=False)
+class Job:
+    """A request from its arrival to its answer. Lives on the event loop; other threads only carry it about."""
+
+    request: BatchRequest
+    future: asyncio.Future[None]
+    lease: Any = None
+    on_start: Callable[[], None] = _nothing
+    left: int = 0
+    outputs: list[EncodeOutput | None] = field(factory=list)
+    ready: dict[int, Prepared] = field(factory=dict)
+    next_chunk: int = 0
+    turn: int = TURN
+    passed: int = 0
+    started: bool = False
+    bad: list[int] = field(factory=list)
+    tokenise_s: float = 0.0
+    inference_s: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self.left = len(self.request.items)
+        self.outputs = [None] * self.left
+
+    @property
+    def dead(self) -> bool:
+        """Answered, failed, cancelled or past its deadline: nothing more is done for it."""
+        return self.future.done()
+
+    def take_chunk(self) -> Chunk:
+        """The next items to prepare."""
+        items, first = self.request.items, self.next_chunk
+        self.next_chunk = first + CHUNK
+        if first == 0 and len(items) <= CHUNK:
+            return Chunk(self, 0, self.request)
+        part = items[first : first + CHUNK]
+        return Chunk(self, first, BatchRequest(self.request.task, part, self.request.params))
+
+    @property
+    def unprepared(self) -> bool:
+        """Whether chunks are left to prepare."""
+        return self.next_chunk < len(self.request.items)
+
+    def start(self) -> None:
+        """It left the queue: the engine has it now."""
+        if not self.started:
+            self.started = True
+            self.on_start()
+
+
+@frozen(eq=False)
+class Chunk:
+    """Some items of a job, from ``first`` on, as a request of their own."""
+
+    job: Job
+    first: int
+    request: BatchRequest

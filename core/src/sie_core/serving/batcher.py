@@ -1,0 +1,389 @@
+"""One batcher per engine: gathers what is waiting into runs, fairly, and hands the answers back.
+
+It never waits for company: an idle engine starts at once with what is there, and while it runs, requests pile up and
+are prepared on the side. Requests take turns: each may have some items run before it goes behind the others, so a
+request of two thousand texts and one of a single text both get on. An item that fails fails its own request only.
+
+Everything here runs on the event loop, except the functions of ``_hop``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, frozen
+
+from sie_core.errors import DeadlineExceeded, EngineDied, NonFiniteOutput, OutOfMemory
+from sie_core.serving._choose import RunCost, Slot, choose
+from sie_core.serving._hop import Hop, PreparedChunk, prepare, run, run_chosen, translate
+from sie_core.serving._job import TURN, Chunk, Job
+
+if TYPE_CHECKING:
+    from sie_core.adapter import BatchEngine
+    from sie_core.residency.worker import EngineWorker
+    from sie_core.types import BatchRequest
+
+__all__ = ["BatchLimits", "Batcher"]
+
+_WINDOW = 256  # items looked at for one run
+_PREPARE_AT_ONCE = 64  # items prepared in one hop, so that newcomers wait for no long queue of tokenising
+_WORTH_A_THREAD_S = 0.002  # preparing beside a run pays when the run takes longer than the hop to another thread
+_GROW = 1.05  # a budget cut by an out-of-memory error comes back by this factor a run
+
+
+@frozen
+class BatchLimits:
+    """``tokens``: padded tokens a run may hold (the model's ``batch_tokens``); the engine's own limit narrows it."""
+
+    tokens: int = 8192
+
+
+@define(eq=False)
+class _Recovery:
+    """What has been tried for a failed run already."""
+
+    asked_for_room: bool = False
+
+
+class Batcher:
+    """Runs requests on one batch engine.
+
+    ``tokeniser`` prepares requests while the engine is busy. ``make_room(lease, nbytes)`` is asked once when a single
+    item runs out of memory. ``observe(items, tokens, seconds)`` hears of every run.
+    """
+
+    def __init__(
+        self,
+        engine: BatchEngine,
+        worker: EngineWorker,
+        limits: BatchLimits | None = None,
+        *,
+        tokeniser: EngineWorker | None = None,
+        make_room: Callable[[Any, int], Awaitable[bool]] | None = None,
+        observe: Callable[[int, int, float], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.cost = RunCost()
+        self._worker = worker
+        self._limits = limits or BatchLimits()
+        self._tokeniser = tokeniser
+        self._make_room = make_room
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._waiting: OrderedDict[Job, None] = OrderedDict()  # jobs without an answer, in order of their turn
+        self._unprepared: OrderedDict[Job, None] = OrderedDict()
+        self._pump_task: asyncio.Task[None] | None = None
+        self._tokenising = False
+        self._cap: float | None = None  # a budget lowered by an out-of-memory error
+        self._dead: BaseException | None = None
+
+    # --- the front door --------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        request: BatchRequest,
+        *,
+        deadline: float,
+        lease: Any = None,
+        on_start: Callable[[], None] | None = None,
+    ) -> Job:
+        """Run a request; the job returned holds its outputs and times.
+
+        ``deadline`` is on the loop's clock. ``on_start`` is called when its first item goes to the engine.
+
+        Raises:
+            DeadlineExceeded, EngineDied, InferenceError, NonFiniteOutput, OutOfMemory, and what ``prepare`` raises.
+        """
+        if self._dead is not None:
+            raise self._dead
+        job = Job(request, self._loop.create_future(), lease)
+        if on_start is not None:
+            job.on_start = on_start
+        if not job.left:
+            return job
+        self._waiting[job] = None
+        self._unprepared[job] = None
+        timer = self._loop.call_at(deadline, _expire, job)
+        if self._pump_task is None:
+            self._pump_task = self._loop.create_task(self._pump())
+        elif not self._tokenising:
+            self._tokenise()
+        try:
+            await job.future
+        finally:
+            timer.cancel()
+            self._forget(job)
+        return job
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait or run."""
+        return len(self._waiting)
+
+    @property
+    def waiting_items(self) -> int:
+        """Items that have not run yet."""
+        return sum(job.left for job in self._waiting)
+
+    def fail(self, error: BaseException) -> None:
+        """The engine is gone: everything pending fails with ``error``, and so does whatever comes."""
+        if self._dead is None:
+            self._dead = error
+        self._fail_pending(error)
+
+    def _fail_pending(self, error: BaseException) -> None:
+        for job in self._waiting:
+            _fail(job, error)
+
+    def _forget(self, job: Job) -> None:
+        self._waiting.pop(job, None)
+        self._unprepared.pop(job, None)
+        job.ready.clear()
+
+    # --- tokenising beside a run -----------------------------------------------------------------------
+
+    def _tokenise(self) -> None:
+        """Prepare the next newcomers on the side, if the engine is busy for long enough to make it worth while."""
+        if self._tokeniser is None or self.cost.seconds < _WORTH_A_THREAD_S or not self._unprepared:
+            return
+        chunks = self._take_chunks(_PREPARE_AT_ONCE)
+        if not chunks:
+            return
+        self._tokenising = True
+        future = self._tokeniser.submit(prepare, self.engine, chunks)
+        future.add_done_callback(self._tokenised)
+
+    def _tokenised(self, future: asyncio.Future[list[PreparedChunk]]) -> None:
+        self._tokenising = False
+        error = EngineDied("tokenising was called off") if future.cancelled() else future.exception()
+        if error is not None:
+            self._fail_pending(error)
+            return
+        self._accept(future.result())
+        if self._pump_task is None:
+            if self._waiting:
+                self._pump_task = self._loop.create_task(self._pump())
+        else:
+            self._tokenise()
+
+    def _take_chunks(self, items: int) -> list[Chunk]:
+        """Chunks of about ``items`` items in all, oldest job first; a job with more to prepare goes to the back."""
+        chunks: list[Chunk] = []
+        while items > 0 and self._unprepared:
+            job, _ = self._unprepared.popitem(last=False)
+            if job.dead:
+                continue
+            chunk = job.take_chunk()
+            chunks.append(chunk)
+            items -= len(chunk.request.items)
+            if job.unprepared:
+                self._unprepared[job] = None
+        return chunks
+
+    def _accept(self, prepared: Sequence[PreparedChunk]) -> None:
+        for part in prepared:
+            job = part.chunk.job
+            job.tokenise_s += part.seconds
+            if part.error is not None:
+                _fail(job, part.error)
+            elif not job.dead:
+                job.ready.update(enumerate(part.items, part.chunk.first))
+
+    # --- running ---------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        """Run after run, until nothing is left that could run. Ends then: an idle batcher holds no task."""
+        try:
+            while True:
+                hop = await self._next_hop()
+                if hop is None:
+                    return
+                if hop.error is None:
+                    self._settle(hop)
+                else:
+                    await self._recover(hop.chosen, hop.error, _Recovery())
+        except asyncio.CancelledError:
+            self._fail_pending(EngineDied("the server stopped the engine"))
+            raise
+        except BaseException as error:  # nobody may be left waiting, whatever a plugin's thread came back with
+            self._fail_pending(translate(error, "the engine"))
+        finally:
+            self._pump_task = None
+
+    async def _next_hop(self) -> Hop | None:
+        async with self._permit():
+            window = self._window()
+            # Enough ready items to fill a run: leave the rest to the tokeniser, the engine should not wait for it.
+            chunks = self._take_chunks(_PREPARE_AT_ONCE) if len(window) < _PREPARE_AT_ONCE else []
+            if not window and not chunks:
+                return None
+            sizing = self.cost.sizing(self._budget(), getattr(self.engine, "preferred_batch_tokens", None))
+            if chunks:
+                for chunk in chunks:
+                    chunk.job.start()
+                future = self._worker.submit(run, self.engine, chunks, window, sizing)
+            else:
+                chosen = choose(window, sizing)
+                for slot in chosen:
+                    slot.job.start()
+                future = self._worker.submit(run_chosen, self.engine, Hop(chosen=chosen))
+            if not self._tokenising:
+                self._tokenise()
+            hop: Hop = await future
+        self._accept(hop.prepared)
+        self._take_out(hop.chosen, window)
+        return hop
+
+    def _permit(self) -> AbstractAsyncContextManager[Any]:
+        """The right to run beside the other engines of the pool; it belongs to the engine, any lease has it."""
+        for job in self._waiting:
+            if job.lease is not None and not job.dead:
+                permit: AbstractAsyncContextManager[Any] = job.lease.permit
+                return permit
+        return nullcontext()
+
+    def _budget(self) -> int:
+        budget = self._limits.tokens
+        if self.engine.max_batch_tokens is not None:
+            budget = min(budget, self.engine.max_batch_tokens)
+        return max(1, budget if self._cap is None else min(budget, int(self._cap)))
+
+    def _window(self) -> list[Slot]:
+        """The items that could run, in order of their turn: a turn's worth of each job, then more of each."""
+        window: list[Slot] = []
+        jobs: list[tuple[Job, list[int]]] = []
+        for job in self._waiting:
+            if not job.ready or job.dead:
+                continue
+            if len(job.ready) == 1:
+                ((index, item),) = job.ready.items()
+                window.append(Slot(job, index, item, item.tokens))
+            else:
+                indices = list(job.ready)
+                window += [Slot(job, i, job.ready[i], job.ready[i].tokens) for i in indices[: job.turn]]
+                if len(indices) > job.turn:
+                    jobs.append((job, indices[job.turn :]))
+            if len(window) >= _WINDOW:
+                return window[:_WINDOW]
+        while jobs and len(window) < _WINDOW:
+            more, jobs = jobs, []
+            for job, indices in more:
+                window += [Slot(job, i, job.ready[i], job.ready[i].tokens) for i in indices[:TURN]]
+                if len(indices) > TURN:
+                    jobs.append((job, indices[TURN:]))
+        return window[:_WINDOW]
+
+    def _take_out(self, chosen: Sequence[Slot], window: Sequence[Slot]) -> None:
+        """Book the chosen items as run, pass turns on, and count who was passed over."""
+        served: dict[Job, int] = {}
+        for slot in chosen:
+            slot.job.ready.pop(slot.index, None)
+            served[slot.job] = served.get(slot.job, 0) + 1
+        for job, count in served.items():
+            job.start()
+            job.passed = 0
+            job.turn -= count
+            if job.turn <= 0:
+                job.turn = TURN
+                if job in self._waiting:
+                    self._waiting.move_to_end(job)
+        if len(chosen) < len(window):
+            for job in {slot.job for slot in window}.difference(served):
+                job.passed += 1
+
+    def _settle(self, hop: Hop) -> None:
+        """Hand the answers of a run to its jobs."""
+        chosen, seconds = hop.chosen, hop.seconds
+        if not chosen:
+            return
+        longest = tokens = 0
+        for slot in chosen:
+            tokens += slot.tokens
+            longest = max(longest, slot.tokens)
+        self.cost.observe(longest * len(chosen), len(chosen), seconds)
+        if self._cap is not None:
+            self._cap *= _GROW
+            if self._cap >= self._limits.tokens:
+                self._cap = None
+        if self._observe is not None:
+            self._observe(len(chosen), tokens, seconds)
+        for position in hop.not_finite:
+            chosen[position].job.bad.append(chosen[position].index)
+        previous: Job | None = None
+        for slot, output in zip(chosen, hop.outputs, strict=True):
+            job = slot.job
+            job.outputs[slot.index] = output
+            job.left -= 1
+            if job is not previous:
+                job.inference_s += seconds
+                previous = job
+            if not job.left and not job.dead:
+                if job.bad:
+                    _fail(job, NonFiniteOutput(sorted(job.bad)))
+                else:
+                    job.future.set_result(None)
+
+    # --- when a run fails ------------------------------------------------------------------------------
+
+    async def _recover(self, slots: Sequence[Slot], error: BaseException, tried: _Recovery) -> None:
+        """Find out which items are to blame, and let the others have their answers."""
+        slots = [slot for slot in slots if not slot.job.dead]
+        if not slots or self._dead is not None:
+            return
+        if isinstance(error, OutOfMemory):
+            await self._recover_memory(slots, error, tried)
+            return
+        parts: dict[Job, list[Slot]] = {}
+        for slot in slots:
+            parts.setdefault(slot.job, []).append(slot)
+        if len(parts) == 1:
+            _fail(slots[0].job, error)
+            return
+        for part in parts.values():
+            await self._try(part, tried, alone=True)
+
+    async def _recover_memory(self, slots: Sequence[Slot], error: OutOfMemory, tried: _Recovery) -> None:
+        longest = max(slot.tokens for slot in slots)
+        if len(slots) > 1:
+            self._cap = max(1.0, len(slots) * longest / 2)
+            middle = len(slots) // 2
+            await self._try(slots[:middle], tried)
+            await self._try(slots[middle:], tried)
+        elif self._make_room is not None and not tried.asked_for_room:
+            tried.asked_for_room = True
+            wanted = (error.needed or 0) - (error.free or 0)
+            # Outside the permit: those who have to leave may need it to finish what they are doing.
+            if await self._make_room(slots[0].job.lease, max(wanted, 1)):
+                await self._try(slots, tried)
+            else:
+                _fail(slots[0].job, error)
+        else:
+            _fail(slots[0].job, error)
+
+    async def _try(self, slots: Sequence[Slot], tried: _Recovery, *, alone: bool = False) -> None:
+        chosen = [slot for slot in slots if not slot.job.dead]
+        if not chosen or self._dead is not None:
+            return
+        lease = chosen[0].job.lease
+        async with lease.permit if lease is not None else nullcontext():
+            hop: Hop = await self._worker.submit(run_chosen, self.engine, Hop(chosen=chosen))
+        if hop.error is None:
+            self._settle(hop)
+        elif alone and not isinstance(hop.error, OutOfMemory):
+            _fail(chosen[0].job, hop.error)
+        else:
+            await self._recover(chosen, hop.error, tried)
+
+
+def _fail(job: Job, error: BaseException) -> None:
+    if not job.future.done():
+        job.future.set_exception(translate(error, "the engine"))
+
+
+def _expire(job: Job) -> None:
+    where = "was running" if job.started else "was waiting for its turn"
+    _fail(job, DeadlineExceeded(f"the request's deadline passed while it {where}"))
