@@ -1,0 +1,125 @@
+"""One option, one typed field: its default, check, flag, environment variable and help stand together."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+from sie_core.config._readers import reader
+
+_META = "sie_option"
+
+
+@attrs.frozen
+class OptionInfo:
+    """An option, for whoever builds flags or renders a table.
+
+    ``key`` is its path in the file (``server.port``), ``type`` its Python type and ``expects`` the same in words.
+    ``flag`` and ``env`` are ``None`` where the option can only stand in a file.
+    """
+
+    key: str
+    flag: str | None
+    env: str | None
+    type: Any
+    expects: str
+    default: Any
+    help: str
+    required: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that a Literal or an enum allows, empty for other types."""
+        members = get_args(self.type) if get_origin(self.type) in (Union, types.UnionType) else (self.type,)
+        words: list[str] = []
+        for member in members:
+            if get_origin(member) is Literal:
+                words += [str(word) for word in get_args(member)]
+            elif isinstance(member, type) and issubclass(member, enum.Enum):
+                words += [str(choice.value) for choice in member]
+        return tuple(words)
+
+
+def option(
+    default: Any = attrs.NOTHING,
+    *,
+    help: str,
+    check: Callable[[Any], str | None] | None = None,
+    flag: str | None = None,
+    env: str | None = None,
+    file_only: bool = False,
+    secret: bool = False,
+    factory: Callable[[], Any] | None = None,
+) -> Any:
+    """A field of a section. ``check`` returns what is wrong with a value, or ``None``; it never sees ``None``.
+
+    Without ``flag`` and ``env`` the names follow from the key: ``max_items`` gives ``--max-items`` and ``SIE_MAX_ITEMS``.
+    """
+
+    def validate(instance: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        wrong = None if check is None or value is None else check(value)
+        if wrong is not None:
+            raise ValueError(wrong)
+
+    meta = {_META: {"help": help, "flag": flag, "env": env, "file_only": file_only}}
+    kwargs: dict[str, Any] = {"factory": factory} if factory is not None else {"default": default}
+    return attrs.field(
+        **kwargs, validator=validate if check else None, metadata=meta, repr=(lambda _: "***") if secret else True
+    )
+
+
+def describe_options(cls: type, prefix: str = "", *, file_only: bool = False) -> Sequence[OptionInfo]:
+    """The options of a section, or of an adapter's options class (which has no flags and no variables)."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = []
+    for field in attrs.fields(cls):
+        if not field.init:
+            continue
+        key = str(field.alias)
+        meta = field.metadata.get(_META, {})
+        in_file = file_only or meta.get("file_only", True)
+        default: Any = field.default
+        if isinstance(default, attrs.Factory):
+            default = None if default.takes_self else default.factory()
+        tp = hints.get(field.name, Any)
+        found.append(
+            OptionInfo(
+                key=f"{prefix}{key}",
+                flag=None if in_file else meta["flag"] or "--" + key.replace("_", "-"),
+                env=None if in_file else meta["env"] or f"SIE_{key.upper()}",
+                type=tp,
+                expects=reader(tp).expected,
+                default=None if default is attrs.NOTHING else default,
+                help=meta.get("help") or field.metadata.get("help", ""),
+                required=default is attrs.NOTHING,
+            )
+        )
+    return tuple(found)
+
+
+# --- checks ----------------------------------------------------------------------------------------
+
+
+def at_least(least: float, unit: str = "") -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        return None if value >= least else f"must be at least {least}{unit}, and is {value}"
+
+    return check
+
+
+def above(limit: float, unit: str = "", hint: str = "") -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        return None if value > limit else f"must be more than {limit}{unit}, and is {value}{hint}"
+
+    return check
+
+
+def between(least: int, most: int) -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        return None if least <= value <= most else f"must be from {least} to {most}, and is {value}"
+
+    return check

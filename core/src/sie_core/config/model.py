@@ -1,0 +1,204 @@
+"""The settings of a server, section by section. Every default, check, flag, variable and help text stands here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import frozen
+
+from sie_core.config._fields import above, at_least, between, option
+from sie_core.types import ModelSpec
+from sie_core.units import ByteSize
+
+__all__ = [
+    "ComputeConfig",
+    "Config",
+    "MemoryConfig",
+    "Origin",
+    "PluginsConfig",
+    "RequestsConfig",
+    "ServerConfig",
+    "TelemetryConfig",
+]
+
+_KIB, _MIB, _GIB = 1024, 1024**2, 1024**3
+_OFF = ": write null (off, in a variable or a flag) to switch it off"
+
+
+def _host(value: str) -> str | None:
+    return None if value and value == value.strip() and " " not in value else "must be an address or a host name"
+
+
+def _url(value: str) -> str | None:
+    good = value.startswith(("http://", "https://")) and " " not in value
+    return None if good else "must be an address such as http://localhost:4318"
+
+
+@frozen
+class ServerConfig:
+    """Where the server listens, who may ask, and how much at once."""
+
+    host: str = option("127.0.0.1", help="Address to listen on. Any other than this machine's own needs API keys.", check=_host)
+    port: int | None = option(
+        None,
+        help="Port to listen on. Not set: 8080, or a free one when that is taken. 0: any free one.",
+        check=between(0, 65535),
+    )
+    api_keys: tuple[str, ...] = option(
+        (),
+        help="API keys, each as role:name:sha256-of-key; the role is inference or admin.",
+        file_only=True,
+        secret=True,
+    )
+    api_keys_file: Path | None = option(None, help="File with API keys, one role:name:sha256-of-key a line.")
+    allow_insecure_bind: bool = option(False, help="Allow another address than this machine's own without API keys.")
+    max_body_bytes: ByteSize = option(34 * _MIB, help="Largest request body.", check=at_least(_KIB, " bytes"))
+    max_item_bytes: ByteSize = option(2 * _MIB, help="Largest text of one item.", check=at_least(1, " byte"))
+    max_items: int = option(2048, help="Most items in a request.", check=at_least(1))
+    drain_s: float = option(
+        30.0, help="Seconds that running requests have to finish when the server stops.", check=at_least(0, " s")
+    )
+
+
+@frozen
+class MemoryConfig:
+    """What the server may take of the host's and the devices' memory."""
+
+    host_cache_bytes: Literal["auto"] | ByteSize = option(
+        "auto",
+        help="Host memory for parked models. auto: a quarter of the host's when there is an accelerator, else none. 0: off.",
+    )
+    host_floor: ByteSize = option(2 * _GIB, help="Host memory that always stays free.")
+    device_reserve: ByteSize | None = option(
+        None, help="Memory that stays free on each device. Not set: 512 MiB on CUDA, none elsewhere."
+    )
+    emulate_device: ByteSize | None = option(
+        None, help="Size of a pretend accelerator made of host memory, to rehearse on.", check=at_least(1, " byte")
+    )
+    run_permits: int = option(1, help="How many engines of this process may run at the same time on a device.", check=at_least(1))
+    idle_evict_s: float | None = option(
+        None,
+        help="Seconds without a request after which a model gives its memory back. Not set: never.",
+        check=above(0, " s", _OFF),
+    )
+
+
+@frozen
+class RequestsConfig:
+    """How long requests wait."""
+
+    load_wait_s: float = option(30.0, help="Seconds that a request waits for a model to load.", check=at_least(0, " s"))
+    wake_wait_s: float = option(
+        15.0,
+        help="Seconds that a request waits for a parked model to wake.",
+        check=at_least(0, " s"),
+        env="SIE_WAKE_TIMEOUT_S",
+    )
+    model_ready_timeout_s: float | None = option(
+        None,
+        help="Readiness time-out (seconds) of a caller that shares this worker: no wake is waited for longer than half of it.",
+        check=above(0, " s"),
+    )
+    deadline_s: float = option(
+        120.0, help="Seconds that a request may take in all; models may set their own.", check=above(0, " s")
+    )
+
+    @property
+    def wake_limit_s(self) -> float:
+        """Seconds that a request really waits for a wake: ``wake_wait_s``, or half of the caller's time-out if shorter."""
+        if self.model_ready_timeout_s is None:
+            return self.wake_wait_s
+        return min(self.wake_wait_s, self.model_ready_timeout_s / 2)
+
+
+@frozen
+class ComputeConfig:
+    """Threads."""
+
+    threads: int | None = option(
+        None, help="Threads that an engine computes with on the CPU. Not set: the framework's choice.", check=at_least(1)
+    )
+    prepare_threads: int | None = option(
+        None, help="Threads that tokenise and decode beside the engines. Not set: from the number of CPUs.", check=at_least(1)
+    )
+
+
+@frozen
+class TelemetryConfig:
+    """Logs, metrics and traces."""
+
+    prometheus: bool = option(True, help="Serve metrics at /metrics.")
+    otlp_endpoint: str | None = option(
+        None, help="Address of an OpenTelemetry collector (OTLP over HTTP). Not set: nothing is sent.", check=_url
+    )
+    log_file: Path | None = option(None, help="File to append logs to, beside standard error.")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", help="Least severe level that is logged.")
+
+
+@frozen
+class PluginsConfig:
+    """Plugins."""
+
+    strict: bool = option(
+        False,
+        help="Refuse to start when a plugin can't be used, instead of leaving it out.",
+        flag="--strict-plugins",
+        env="SIE_STRICT_PLUGINS",
+    )
+
+
+@frozen
+class Origin:
+    """Where a value came from. ``place``: ``--port``, ``SIE_PORT``, ``sie.yaml:3:5``, empty for a default."""
+
+    kind: Literal["flag", "environment", "file", "default"]
+    place: str = ""
+
+    def __str__(self) -> str:
+        return self.place or self.kind
+
+
+_DEFAULT = Origin("default")
+
+
+@frozen
+class Config:
+    """A whole configuration. ``path`` is the file it came from, ``None`` without one.
+
+    ``warnings``: what looks like a slip and is none for sure (a variable whose name is close to one of ours).
+    """
+
+    server: ServerConfig = attrs.field(factory=ServerConfig)
+    memory: MemoryConfig = attrs.field(factory=MemoryConfig)
+    requests: RequestsConfig = attrs.field(factory=RequestsConfig)
+    compute: ComputeConfig = attrs.field(factory=ComputeConfig)
+    telemetry: TelemetryConfig = attrs.field(factory=TelemetryConfig)
+    plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
+    models: tuple[ModelSpec, ...] = ()
+    path: Path | None = attrs.field(default=None, eq=False)
+    warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
+    origins: Mapping[str, Origin] = attrs.field(factory=dict, eq=False, repr=False)
+    option_values: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    """For binding: what stands under ``options``, with its place, by model name."""
+
+    def origin(self, key: str) -> Origin:
+        """Where the value of an option (``server.port``, ``models``) came from."""
+        return self.origins.get(key, _DEFAULT)
+
+    @property
+    def unbound(self) -> tuple[str, ...]:
+        """Names of the models whose options no adapter has typed (yet): after binding, those without an adapter."""
+        return tuple(model.name for model in self.models if isinstance(model.options, Mapping))
+
+
+SECTIONS: Mapping[str, type] = {
+    "server": ServerConfig,
+    "memory": MemoryConfig,
+    "requests": RequestsConfig,
+    "compute": ComputeConfig,
+    "telemetry": TelemetryConfig,
+    "plugins": PluginsConfig,
+}
