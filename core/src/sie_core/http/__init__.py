@@ -1,0 +1,8 @@
+"""The HTTP server's application: routes, dialects, keys and limits over one service."""
+
+from __future__ import annotations
+
+from sie_core.http.app import create_app
+from sie_core.http.auth import check_bind
+
+__all__ = ["check_bind", "create_app"]

@@ -1,0 +1,137 @@
+"""The ASGI application: keys first, then Starlette's router, and one place where every error becomes an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+
+from sie_core import __version__
+from sie_core.http.auth import KeyRing
+from sie_core.http.endpoint import Endpoint, Handler, Site
+from sie_core.http.errors import Dialect, render
+from sie_core.http.exchange import ClientGone, Exchange
+from sie_core.http.limits import Limits
+from sie_core.http.routes import admin, encode, models, openai, ops, status
+from sie_core.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from sie_core.config import ServerConfig
+    from sie_core.plugins import Plugins
+    from sie_core.serving.service import Service
+
+__all__ = ["create_app"]
+
+_OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions", "/v1/rerank", "/rerank", "/v2/")
+_NATIVE_PATHS = ("/v1/encode/", "/v1/score/", "/v1/extract/", "/v1/generate/", "/v1/status", "/v1/admin", "/ws/")
+
+
+def create_app(
+    service: Service,
+    settings: ServerConfig,
+    *,
+    plugins: Plugins | None = None,
+    telemetry: Telemetry | None = None,
+) -> Application:
+    """Build the application over a running service.
+
+    ``plugins`` add their routes after the built-in ones. Raises ConfigError for a malformed API key line.
+    """
+    site = Site(
+        service=service,
+        limits=Limits(settings.max_body_bytes, settings.max_item_bytes, settings.max_items),
+        telemetry=telemetry or Telemetry.disabled(),
+        version=__version__,
+        started_at=time.time(),
+    )
+    extra = plugins.routes() if plugins is not None else ()
+    return Application(site, KeyRing(settings.api_keys), [*_routes(site), *extra])
+
+
+def _routes(site: Site) -> list[BaseRoute]:
+    def route(method: str, path: str, handler: Handler) -> Route:
+        return Route(path, Endpoint(handler, site), methods=[method])
+
+    return [
+        route("POST", "/v1/embeddings", openai.embeddings),
+        route("POST", "/v1/encode/{model:path}", encode.encode),
+        route("GET", "/v1/models", models.list_models),
+        route("GET", "/v1/models/{model:path}", models.show_model),
+        route("GET", "/v1/status", status.show_status),
+        WebSocketRoute("/ws/status", status.StatusFeed(site)),
+        route("GET", "/v1/admin/decisions", admin.decisions),
+        *(route("POST", f"/v1/admin/models/{{model:path}}/{name}", act) for name, act in admin.ACTIONS.items()),
+        route("GET", "/healthz", ops.healthz),
+        route("GET", "/readyz", ops.readyz),
+        route("GET", "/metrics", ops.metrics),
+    ]
+
+
+class Application:
+    """Keys and errors around a Starlette application (``starlette``), whose own middleware is left out: it costs."""
+
+    def __init__(self, site: Site, keys: KeyRing, routes: Sequence[BaseRoute]) -> None:
+        self._site = site
+        self._keys = keys
+        self.starlette = Starlette(routes=list(routes))
+        self.starlette.router.redirect_slashes = False  # sie-sdk follows no redirects.
+        self.starlette.state.service = site.service
+        self._router = self.starlette.router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self.starlette
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = scope["sie.exchange"] = Exchange(scope, receive, send)
+        try:
+            self._keys.check(scope["path"], exchange.headers.get(b"authorization", b""))
+            await self._router(scope, receive, exchange.tell)
+        except ClientGone:
+            return
+        except Exception as error:
+            if exchange.started:  # Too late for another answer: the server closes the connection.
+                raise
+            await exchange.reply(render(error, dialect_of(scope["path"]), msgpack=exchange.wants_msgpack))
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        try:
+            self._keys.check(scope["path"], headers.get(b"authorization", b""))
+        except Exception as error:
+            await _refuse(error, scope, receive, send)
+            return
+        await self._router(scope, receive, send)
+
+
+async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    """Deny a WebSocket with an HTTP answer, where the server can; else by closing it, which clients see as a 403."""
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    reply = render(error, Dialect.NATIVE)
+    await send(
+        {
+            "type": "websocket.http.response.start",
+            "status": reply.status,
+            "headers": [(b"content-type", reply.content_type), *reply.headers],
+        }
+    )
+    await send({"type": "websocket.http.response.body", "body": reply.body})
+
+
+def dialect_of(path: str) -> Dialect:
+    """Who uses a path; paths that nobody knows are answered in both shapes."""
+    if path.startswith(_OPENAI_PATHS):
+        return Dialect.OPENAI
+    return Dialect.NATIVE if path.startswith(_NATIVE_PATHS) else Dialect.BOTH

@@ -1,0 +1,109 @@
+"""API keys: who may ask for what. Keys are stored as SHA-256 and compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from sie_core.errors import ConfigError, ConfigProblem, Forbidden, Unauthorized
+
+if TYPE_CHECKING:
+    from sie_core.config import ServerConfig
+
+__all__ = ["KeyRing", "check_bind", "role_for"]
+
+ROLES: Final = ("inference", "admin")
+_OPEN: Final = frozenset({"/healthz", "/readyz"})
+_ADMIN: Final = "/v1/admin"
+
+
+@frozen
+class _Key:
+    role: str
+    name: str
+    digest: bytes
+
+
+def role_for(path: str) -> str | None:
+    """The role that a path wants; ``None``: anybody may ask."""
+    if path in _OPEN:
+        return None
+    return "admin" if path == _ADMIN or path.startswith(_ADMIN + "/") else "inference"
+
+
+class KeyRing:
+    """The keys of a server. Without any, everything is allowed, and :func:`check_bind` keeps the server on loopback."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        """Lines are ``role:name:sha256-of-key``. Raises ConfigError for one that is not."""
+        self._keys = tuple(_parse(number, line) for number, line in enumerate(lines, start=1))
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def check(self, path: str, authorization: bytes) -> None:
+        """Let the request pass, or say why not.
+
+        Raises:
+            Unauthorized: no key, or an unknown one.
+            Forbidden: the key's role does not reach this far.
+        """
+        if not self._keys:
+            return
+        wanted = role_for(path)
+        if wanted is None:
+            return
+        role = self._role_of(authorization)
+        if role != wanted and role != "admin":
+            raise Forbidden(f"this key has the role {role!r}, and {path} wants {wanted!r}")
+
+    def _role_of(self, authorization: bytes) -> str:
+        scheme, _, secret = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or not secret.strip():
+            raise Unauthorized("an API key is needed: send it as 'Authorization: Bearer KEY'")
+        digest = hashlib.sha256(secret.strip()).digest()
+        role = None
+        for key in self._keys:  # Never stops early: the time taken says nothing about which key is near.
+            if hmac.compare_digest(key.digest, digest):
+                role = key.role
+        if role is None:
+            raise Unauthorized("this API key is not known here")
+        return role
+
+
+def _parse(number: int, line: str) -> _Key:
+    role, _, rest = line.strip().partition(":")
+    name, _, digest = rest.rpartition(":")
+    try:
+        raw = bytes.fromhex(digest)
+    except ValueError:
+        raw = b""
+    if role not in ROLES or not name or len(raw) != hashlib.sha256().digest_size:
+        shape = "role:name:sha256-of-key, with the role inference or admin and 64 hexadecimal digits"
+        raise ConfigError([ConfigProblem(f"key {number} is not of the form {shape}", path="server.api_keys")])
+    return _Key(role, name, raw)
+
+
+def check_bind(settings: ServerConfig) -> None:
+    """Refuse to listen beyond this machine without keys. Raises ConfigError."""
+    if settings.api_keys or settings.allow_insecure_bind or _is_loopback(settings.host):
+        return
+    message = (
+        f"{settings.host} can be reached from other machines and no API keys are configured: set server.api_keys_file "
+        "(SIE_API_KEYS_FILE), or server.allow_insecure_bind: true to serve everybody"
+    )
+    raise ConfigError([ConfigProblem(message, path="server.host")])
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,58 @@
+"""What every route shares: the objects it may use, and the step from a handler to an ASGI endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+from starlette.types import Receive, Scope, Send
+
+from sie_core.errors import ModelNotFound
+from sie_core.http.exchange import Exchange
+from sie_core.http.limits import Limits
+from sie_core.http.wire import Reply
+
+if TYPE_CHECKING:
+    from sie_core.serving.service import Service
+
+__all__ = ["Endpoint", "Handler", "Site"]
+
+
+@frozen(eq=False)
+class Site:
+    """What the routes work with."""
+
+    service: Service
+    limits: Limits
+    telemetry: Any
+    version: str
+    started_at: float
+    """Wall-clock time, seconds since 1970."""
+
+    def resolve(self, name: str) -> str:
+        """The configured name behind the name in a path: some clients write ``__`` for ``/``."""
+        if "__" not in name:
+            return name
+        try:
+            self.service.model(name)
+        except ModelNotFound:
+            return name.replace("__", "/")
+        return name
+
+
+Handler = Callable[[Site, Exchange], Awaitable[Reply]]
+
+
+class Endpoint:
+    """A handler as an ASGI endpoint: no request or response objects in between."""
+
+    __slots__ = ("_handler", "_site")
+
+    def __init__(self, handler: Handler, site: Site) -> None:
+        self._handler = handler
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["sie.exchange"]
+        await exchange.reply(await self._handler(self._site, exchange))

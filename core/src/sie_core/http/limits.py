@@ -1,0 +1,123 @@
+"""Reading a request's body: how large, how slow and how deep it may be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+import orjson
+from attrs import frozen
+
+from sie_core.errors import BodyTooLarge, InvalidInput
+from sie_core.http.errors import HttpError
+from sie_core.http.exchange import ClientGone, Exchange
+
+__all__ = ["Limits", "decode", "read_body", "read_object"]
+
+_JSON_TYPES: Final = frozenset({b"", b"application/json", b"text/json"})
+_MSGPACK_TYPES: Final = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
+
+_from_msgpack = msgspec.msgpack.Decoder().decode
+
+
+@frozen
+class Limits:
+    """Sizes in bytes, times in seconds. ``body_s``: how long a client may take to send its body."""
+
+    body_bytes: int
+    item_bytes: int
+    items: int
+    body_s: float = 60.0
+
+
+async def read_body(exchange: Exchange, limits: Limits) -> bytes:
+    """Read the whole body.
+
+    Raises:
+        BodyTooLarge: by its Content-Length, or (whatever that said) by what came.
+        HttpError: 408, the client took too long.
+        ClientGone: the client left half way.
+    """
+    declared = exchange.headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise _too_large(limits, int(declared))
+    try:
+        async with asyncio.timeout(limits.body_s):
+            return await _receive(exchange, limits)
+    except TimeoutError:
+        message = f"the request's body did not arrive within {limits.body_s:g} s"
+        raise HttpError(408, "REQUEST_TIMEOUT", message, headers={"connection": "close"}) from None
+
+
+async def _receive(exchange: Exchange, limits: Limits) -> bytes:
+    first = await exchange.receive()
+    if first["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = first.get("body", b"")
+    if not first.get("more_body", False):
+        _check_size(len(body), limits)
+        return body
+    parts = [body]
+    size = len(body)
+    more = True
+    while more:
+        _check_size(size, limits)
+        message = await exchange.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        parts.append(part)
+        more = message.get("more_body", False)
+    _check_size(size, limits)
+    return b"".join(parts)
+
+
+def _check_size(size: int, limits: Limits) -> None:
+    if size > limits.body_bytes:
+        raise _too_large(limits, size)
+
+
+def _too_large(limits: Limits, size: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body is larger than {limits.body_bytes} bytes: send fewer or shorter items a request",
+        size=size,
+        limit=limits.body_bytes,
+    )
+
+
+async def read_object(exchange: Exchange, limits: Limits) -> dict[Any, Any]:
+    """Read and decode the body, which must be a JSON object or a msgpack map. Raises as the two steps do."""
+    check_media_type(exchange)
+    return decode(await read_body(exchange, limits), msgpack=exchange.sends_msgpack)
+
+
+def check_media_type(exchange: Exchange) -> None:
+    """Refuse a body that could not be read anyway, before reading it. Raises HttpError (415)."""
+    kind = exchange.content_type
+    if kind not in _JSON_TYPES and kind not in _MSGPACK_TYPES and not kind.endswith(b"+json"):
+        message = (
+            f"content type {kind.decode('latin-1')!r} is not spoken here: send application/json or application/msgpack"
+        )
+        raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-type")
+    coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
+    if coding not in (b"identity", b""):
+        message = f"content encoding {coding.decode('latin-1')!r} is not spoken here: send the body uncompressed"
+        raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-encoding")
+
+
+def decode(body: bytes, *, msgpack: bool) -> dict[Any, Any]:
+    """Decode a body. Raises InvalidInput for one that is empty, malformed, nested too deep, or no object."""
+    name = "msgpack map" if msgpack else "JSON object"
+    if not body:
+        raise InvalidInput(f"the body is empty: send a {name}")
+    try:
+        value = _from_msgpack(body) if msgpack else orjson.loads(body)
+    except RecursionError:
+        raise InvalidInput(f"the body is nested too deep for a {name}") from None
+    except (orjson.JSONDecodeError, msgspec.MsgspecError) as error:
+        raise InvalidInput(f"the body is no valid {'msgpack' if msgpack else 'JSON'}: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"the body must be a {name}")
+    return value

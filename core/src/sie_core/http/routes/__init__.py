@@ -1,0 +1,5 @@
+"""The routes, one module a resource."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,95 @@
+"""``/v1/admin``: what the server holds, and why. Wants the admin role."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+from sie_core.errors import InvalidInput, Unsupported
+from sie_core.http.endpoint import Handler, Site
+from sie_core.http.errors import HttpError
+from sie_core.http.exchange import Exchange, Watched
+from sie_core.http.limits import decode, read_body
+from sie_core.http.views import decision, model_status
+from sie_core.http.wire import Reply, pack
+
+__all__ = ["ACTIONS", "decisions"]
+
+
+async def decisions(site: Site, exchange: Exchange) -> Reply:
+    """Why models were evicted, refused or dropped; ``?limit=N`` for the newest N."""
+    found = list(site.service.decisions())
+    limit = parse_qs(exchange.scope["query_string"].decode("latin-1")).get("limit", [""])[-1]
+    if limit:
+        if not limit.isdecimal():
+            raise InvalidInput("'limit' must be a whole number", param="limit")
+        found = found[-int(limit) :] if int(limit) else []
+    return pack({"decisions": [decision(one) for one in found]}, msgpack=exchange.wants_msgpack)
+
+
+async def _load(site: Site, model: str, options: dict[str, Any]) -> None:
+    await site.service.load(model, wait_s=_seconds(options.get("wait_s")))
+
+
+async def _unload(site: Site, model: str, options: dict[str, Any]) -> None:
+    force = options.get("force", False)
+    if not isinstance(force, bool):
+        raise InvalidInput("'force' must be true or false", param="force")
+    await site.service.unload(model, force=force)
+
+
+async def _park(site: Site, model: str, options: dict[str, Any]) -> None:
+    await _if_there_is_a_tier(site.service.park(model))
+
+
+async def _wake(site: Site, model: str, options: dict[str, Any]) -> None:
+    await _if_there_is_a_tier(site.service.wake(model))
+
+
+async def _pin(site: Site, model: str, options: dict[str, Any]) -> None:
+    site.service.pin(model)
+
+
+async def _unpin(site: Site, model: str, options: dict[str, Any]) -> None:
+    site.service.unpin(model)
+
+
+async def _if_there_is_a_tier(asked: Awaitable[Any]) -> None:
+    try:
+        await asked
+    except Unsupported as error:
+        raise HttpError(501, "UNSUPPORTED", error.message) from error
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InvalidInput("'wait_s' must be a number of seconds", param="wait_s")
+    return float(value)
+
+
+def _handler(act: Callable[[Site, str, dict[str, Any]], Awaitable[None]]) -> Handler:
+    async def handle(site: Site, exchange: Exchange) -> Reply:
+        """Do it, and answer with the model's status. A body is optional."""
+        body = await read_body(exchange, site.limits)
+        options = decode(body, msgpack=exchange.sends_msgpack) if body else {}
+        model = site.resolve(exchange.scope["path_params"]["model"])
+        with Watched(exchange):
+            await act(site, model, options)
+        return pack(model_status(site.service.model(model)), msgpack=exchange.wants_msgpack)
+
+    return handle
+
+
+ACTIONS: dict[str, Handler] = {
+    "load": _handler(_load),
+    "unload": _handler(_unload),
+    "park": _handler(_park),
+    "wake": _handler(_wake),
+    "pin": _handler(_pin),
+    "unpin": _handler(_unpin),
+}
+"""``POST /v1/admin/models/{model}/ACTION``."""

@@ -1,0 +1,27 @@
+"""``GET /v1/models`` and ``/v1/models/{model}``: both dialects in one body."""
+
+from __future__ import annotations
+
+from sie_core.http.endpoint import Site
+from sie_core.http.exchange import Exchange
+from sie_core.http.views import model_card, openai_card
+from sie_core.http.wire import Reply, pack
+
+__all__ = ["list_models", "show_model"]
+
+
+async def list_models(site: Site, exchange: Exchange) -> Reply:
+    """Every configured model."""
+    statuses = site.service.models()
+    answer = {
+        "object": "list",
+        "data": [openai_card(status, site) for status in statuses],
+        "models": [model_card(status) for status in statuses],
+    }
+    return pack(answer, msgpack=exchange.wants_msgpack)
+
+
+async def show_model(site: Site, exchange: Exchange) -> Reply:
+    """One model; 404 with what may have been meant."""
+    status = site.service.model(site.resolve(exchange.scope["path_params"]["model"]))
+    return pack({**openai_card(status, site), **model_card(status)}, msgpack=exchange.wants_msgpack)

@@ -1,0 +1,122 @@
+"""How models, accounts and decisions look to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from sie_core.types import Decision, Residency
+
+if TYPE_CHECKING:
+    from sie_core.http.endpoint import Site
+    from sie_core.memory.ledger import AccountState
+    from sie_core.residency.record import ModelStatus
+
+__all__ = ["STATES", "decision", "model_card", "model_status", "openai_card", "snapshot"]
+
+STATES: Final = {
+    Residency.RESIDENT: "loaded",
+    Residency.DRAINING: "loaded",
+    Residency.UNLOADED: "available",
+    Residency.PARKING: "available",
+    Residency.PARKED: "available",
+    Residency.QUEUED: "loading",
+    Residency.LOADING: "loading",
+    Residency.WAKING: "loading",
+    Residency.UNLOADING: "unloading",
+    Residency.FAILED: "failed",
+    Residency.QUARANTINED: "failed",
+}
+"""The coarse states that public clients know."""
+
+
+def openai_card(status: ModelStatus, site: Site) -> dict[str, Any]:
+    """The model as OpenAI's clients list it."""
+    return {"id": status.name, "object": "model", "created": int(site.started_at), "owned_by": "sie"}
+
+
+def model_card(status: ModelStatus) -> dict[str, Any]:
+    """What the model can do and how it is, as the native clients list it. Sizes in bytes."""
+    known = status.capabilities
+    state = STATES[status.residency]
+    return {
+        "name": status.name,
+        "loaded": state == "loaded",
+        "state": state,
+        "inputs": list(known.inputs) if known else [],
+        "outputs": list(known.outputs) if known else [],
+        "dims": dict(known.dims) if known else {},
+        "max_sequence_length": known.max_sequence_length if known else None,
+        "last_error": _last_error(status),
+        "residency": status.residency.value,
+        "device_bytes": status.device_bytes,
+        "host_bytes": status.host_bytes,
+    }
+
+
+def model_status(status: ModelStatus) -> dict[str, Any]:
+    """The model as operators watch it. Sizes in bytes, times in seconds."""
+    progress = status.progress
+    return {
+        "name": status.name,
+        "adapter": status.adapter,
+        "residency": status.residency.value,
+        "device": ",".join(status.devices) or None,
+        "device_bytes": status.device_bytes,
+        "host_bytes": status.host_bytes,
+        "pinned": status.pinned,
+        "leases": status.leases,
+        "queued": status.queued,
+        "epoch": status.epoch,
+        "last_error": _last_error(status),
+        "load_s": status.load_s,
+        "progress": None if progress is None else {"fraction": progress[0], "note": progress[1]},
+    }
+
+
+def account_status(account: AccountState) -> dict[str, Any]:
+    """A memory account. Sizes in bytes."""
+    return {
+        "account": account.account,
+        "capacity": account.capacity,
+        "used": account.used,
+        "promised": account.promised,
+        "unrealised": account.unrealised,
+        "available": account.available,
+    }
+
+
+def snapshot(accounts: Iterable[AccountState], models: Iterable[ModelStatus]) -> dict[str, Any]:
+    """The body of ``/v1/status``, without what changes by itself (the time)."""
+    return {
+        "accounts": [account_status(account) for account in accounts],
+        "models": [model_status(status) for status in models],
+    }
+
+
+def decision(one: Decision) -> dict[str, Any]:
+    """One entry of the decision ring. ``at`` is seconds since 1970, sizes are bytes."""
+    return {
+        "at": one.at,
+        "model": one.model,
+        "action": one.action,
+        "reason": one.reason,
+        "needed_bytes": one.needed_bytes,
+        "promised_bytes": one.promised_bytes,
+        "freed_bytes": one.freed_bytes,
+        "victims": list(one.victims),
+    }
+
+
+def _last_error(status: ModelStatus) -> dict[str, Any] | None:
+    failure = status.failure
+    if failure is None:
+        return None
+    return {
+        "code": failure.code,
+        "error_class": failure.error_class,
+        "message": failure.message,
+        "attempts": failure.attempts,
+        "permanent": failure.permanent,
+        "retry_in_s": status.retry_in_s,
+    }

@@ -1,0 +1,63 @@
+"""Bytes out: whole answers, and how values look in JSON and in msgpack."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from starlette.types import Send
+
+__all__ = ["JSON", "MSGPACK", "Reply", "msgpack_array", "pack"]
+
+JSON: Final = b"application/json"
+MSGPACK: Final = b"application/msgpack"
+
+_to_msgpack = msgspec.msgpack.Encoder().encode
+_JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+
+class Reply:
+    """A whole answer."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        body: bytes,
+        *,
+        status: int = 200,
+        content_type: bytes = JSON,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.content_type = content_type
+        self.headers = headers
+
+    async def send(self, send: Send) -> None:
+        """Send it. Length and type come first, so that a client can read no other body into it."""
+        head: list[tuple[bytes, bytes]] = [
+            (b"content-type", self.content_type),
+            (b"content-length", b"%d" % len(self.body)),
+            *self.headers,
+        ]
+        await send({"type": "http.response.start", "status": self.status, "headers": head})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def pack(
+    value: Any, *, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = (), msgpack: bool = False
+) -> Reply:
+    """Serialise ``value``; numpy arrays are fine in JSON, and go through :func:`msgpack_array` for msgpack."""
+    if msgpack:
+        return Reply(_to_msgpack(value), status=status, content_type=MSGPACK, headers=headers)
+    return Reply(orjson.dumps(value, option=_JSON_OPTIONS), status=status, headers=headers)
+
+
+def msgpack_array(array: NDArray[Any]) -> dict[bytes, Any]:
+    """An array in the convention of ``msgpack-numpy``: a map with binary keys."""
+    array = np.ascontiguousarray(array)
+    return {b"nd": True, b"type": array.dtype.str, b"kind": b"", b"shape": array.shape, b"data": array.tobytes()}
