@@ -29,7 +29,7 @@ def parse_source(text: str, base: Path | None = None) -> Source:
     if not colon or kind not in ("package", "path", "hf"):
         raise ValueError(f"{text!r} is not a model source: {_guess(text)}")
     if not rest or rest != rest.strip() or not rest.isprintable():
-        raise ValueError(f"{text!r} is not a model source: what follows {kind}: is empty or has blanks around it; {_HOW}")
+        raise ValueError(f"{text!r} is not a model source: what follows {kind}: is empty or has blanks; {_HOW}")
     if kind == "package":
         return _package(text, rest)
     if kind == "path":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import Annotated
 
 __all__ = ["ByteSize", "format_bytes", "parse_bytes"]
@@ -57,7 +56,8 @@ def _from_text(text: str) -> int:
         raise ValueError(f"{match['unit']!r} in {stripped!r} is not a unit of size: {_HOW}")
     if factor == 1 and "." in number:
         raise ValueError(f"{stripped!r} is a fraction of a byte: {_HOW}")
-    return int(Fraction(number) * factor)
+    whole, _, fraction = number.partition(".")
+    return int(whole + fraction) * factor // 10 ** len(fraction)
 
 
 def format_bytes(nbytes: int) -> str:
@@ -65,10 +65,9 @@ def format_bytes(nbytes: int) -> str:
     sign, size = ("-", -nbytes) if nbytes < 0 else ("", nbytes)
     if size < 1024:
         return f"{sign}{size} B"
-    scaled = float(size)
-    unit = "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        scaled /= 1024
-        if scaled < 1023.95:  # what would round to 1024.0 is 1.0 of the next unit
-            break
-    return f"{sign}{scaled:.1f} {unit}"
+    power = 1
+    while size / 1024**power >= 1023.95 and power < len(
+        _PREFIXES
+    ):  # what would round to 1024.0 is 1.0 of the next unit
+        power += 1
+    return f"{sign}{size / 1024**power:.1f} {_PREFIXES[power - 1].upper()}iB"

@@ -52,5 +52,5 @@ def model_options() -> Sequence[OptionInfo]:
 
 
 def adapter_options(cls: type) -> Sequence[OptionInfo]:
-    """The fields of an adapter's options class, as they stand under ``options``; help from the metadata key ``help``."""
+    """The fields of an adapter's options class, as they stand under ``options``; help from their metadata."""
     return describe_options(cls, file_only=True)

@@ -57,7 +57,7 @@ def option(
 ) -> Any:
     """A field of a section. ``check`` returns what is wrong with a value, or ``None``; it never sees ``None``.
 
-    Without ``flag`` and ``env`` the names follow from the key: ``max_items`` gives ``--max-items`` and ``SIE_MAX_ITEMS``.
+    Without ``flag`` and ``env`` the names follow from the key: ``max_items`` gives ``--max-items``, ``SIE_MAX_ITEMS``.
     """
 
     def validate(instance: Any, field: attrs.Attribute[Any], value: Any) -> None:
@@ -83,8 +83,9 @@ def describe_options(cls: type, prefix: str = "", *, file_only: bool = False) ->
         meta = field.metadata.get(_META, {})
         in_file = file_only or meta.get("file_only", True)
         default: Any = field.default
-        if isinstance(default, attrs.Factory):
-            default = None if default.takes_self else default.factory()
+        factory = getattr(default, "factory", None)
+        if factory is not None:
+            default = None if default.takes_self else factory()
         tp = hints.get(field.name, Any)
         found.append(
             OptionInfo(

@@ -146,7 +146,9 @@ class _Loading:
         if fields is INVALID:
             if isinstance(raw, str) and raw.startswith("tcp://"):
                 # Kubernetes sets SIE_PORT=tcp://... in every pod when a service is called sie.
-                self.problems[-1].message += " (set by Kubernetes for a service named sie? use enableServiceLinks: false)"
+                self.problems[
+                    -1
+                ].message += " (from Kubernetes, for a service named sie? set enableServiceLinks: false)"
             return INVALID
         built = kind.build(fields, parent, Where(info.key.rpartition(".")[0]), report)
         return INVALID if built is INVALID else fields[key]

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009 - option() makes an attrs field
 """The list of models: one entry each, typed and checked; the adapters' own options stay for binding."""
 
 from __future__ import annotations
@@ -56,15 +57,20 @@ def _default(name: str) -> Any:
 class ModelEntry:
     """A model as the file states it. The defaults are those of :class:`~sie_core.types.ModelSpec`."""
 
-    name: str = option(help="What requests call the model. Letters, digits and . _ - / :", check=check_name, file_only=True)
+    name: str = option(
+        help="What requests call the model. Letters, digits and . _ - / :", check=check_name, file_only=True
+    )
     adapter: str = option(help="Name of the adapter that makes the engine.", check=_adapter, file_only=True)
     source: str | None = option(
         None,
-        help="Where its files are: package:IMPORT_NAME/SUBPATH, path:DIR (from the file's own folder) or hf:ORG/NAME@REVISION.",
+        help="Where its files are: package:IMPORT_NAME/SUBPATH, path:DIR (from this file) or hf:ORG/NAME@REVISION.",
         file_only=True,
     )
     device: str | None = option(
-        None, help="Device to run on: cpu, cuda:N or emulated:N. Not set: whichever has room.", check=_device, file_only=True
+        None,
+        help="Device to run on: cpu, cuda:N or emulated:N. Not set: whichever has room.",
+        check=_device,
+        file_only=True,
     )
     pinned: bool = option(_default("pinned"), help="Never evicted.", file_only=True)
     idle_evict_s: float | None = option(
@@ -192,7 +198,7 @@ class _Names:
         # sie-sdk writes / as __ in some addresses, and the server takes both: the two must not be different models.
         other = self.flat.setdefault(name.replace("/", "__"), name)
         if other != name:
-            report.add(where, f"the names {other!r} and {name!r} are the same in addresses, where / is also written __")
+            report.add(where, f"the names {other!r} and {name!r} are one in addresses, where / is also written __")
 
 
 __all__ = ["ModelEntry", "check_name", "plain", "read_models"]

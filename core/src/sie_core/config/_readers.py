@@ -1,10 +1,10 @@
 """Strict reading: a :class:`Value` and a type give a typed object, or problems with places.
 
-Own code rather than cattrs: cattrs turns ``"7"`` into 7 and ``"false"`` into True unless every hook is replaced, knows no
-line numbers, and costs 116 ms to import, which every run of ``sie`` would pay. What is left to write is this file.
+Own code rather than cattrs: cattrs turns ``"7"`` into 7 and ``"false"`` into True unless every hook is replaced, knows
+no line numbers, and costs 116 ms to import, which every run of ``sie`` would pay. What is left to write is this file.
 
-Types: ``str``, ``int``, ``float``, ``bool``, ``Path``, ``ByteSize``, ``Literal``, enums, unions with ``None`` and others,
-lists, tuples, sets, ``dict[str, ...]``, attrs classes, ``Any``.
+Types: ``str``, ``int``, ``float``, ``bool``, ``Path``, ``ByteSize``, ``Literal``, enums, unions with ``None`` and
+others, lists, tuples, sets, ``dict[str, ...]``, attrs classes, ``Any``.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _union(members: Sequence[Reader]) -> Reader:
 
 
 def _fits_partly(report: Report, where: Where) -> bool:
-    """Whether a member of a union was meant: it complains about the inside of the value, or about more than its kind."""
+    """Whether a member of a union was meant: it complains about the inside of the value, or not about its kind."""
     return any(p.path != where.path or not p.message.startswith("expected ") for p in report.problems)
 
 
@@ -250,7 +250,7 @@ def _mapping(args: tuple[Any, ...]) -> Reader:
 
 
 class AttrsReader:
-    """Reads a mapping into an attrs class: unknown keys refused, every field typed, validators' errors with their key."""
+    """Reads a mapping into an attrs class: unknown keys refused, fields typed, validators' errors with their key."""
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -311,7 +311,7 @@ class AttrsReader:
     def _validate(self, values: dict[str, Any], value: Value, where: Where, report: Report) -> bool:
         """Ask every field's validator on its own, so that all complaints come at once and with their keys."""
         found = False
-        instance = self.cls.__new__(self.cls)
+        instance: Any = object.__new__(self.cls)
         for key, (field, _) in self.fields.items():
             if key in values:
                 object.__setattr__(instance, field.name, values[key])
@@ -323,7 +323,7 @@ class AttrsReader:
             except (ValueError, TypeError) as exc:
                 report.add(where.key(key, value), explain(exc))
                 found = True
-            except Exception:  # noqa: S112 - it wanted a field that could not be read, which is reported already
+            except Exception:  # it wanted a field that could not be read, which is reported already
                 continue
         return found
 

@@ -18,7 +18,7 @@ INVALID: Final[Any] = object()
 
 
 class Value:
-    """One value. ``note`` says what is peculiar about it: of an ``odd`` one what it is, of a boolean how it was written.
+    """One value. ``note`` says what is peculiar about it: of an ``odd`` one what it is, of a boolean how it is written.
 
     ``data``: the Python value, ``list[Value]`` or ``dict[str, Value]``; ``keys`` has the line and column of every key.
     """

@@ -23,68 +23,59 @@ _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,4}")
 
 
 class _Unreadable(Exception):
-    """The tree is no configuration at all; ends the reading."""
+    """The file is no configuration at all; ends the reading."""
 
-    def __init__(self, message: str, mark: Any = None) -> None:
+    def __init__(self, message: str, where: Where | None = None) -> None:
         super().__init__(message)
-        self.mark = mark
+        self.where = where or Where()
 
 
 def read_yaml(path: Path, report: Report) -> Value | None:
     """The file's only document, or ``None`` with the reason reported."""
-    text = _text(path, report)
-    if text is None:
-        return None
-    node = _compose(text, report)
-    if node is None:
-        return None
     try:
-        return _Tree(report).value(node)
+        return _Tree(report).value(_compose(_text(path)))
     except _Unreadable as exc:
-        report.add(_at(exc.mark), str(exc))
+        report.add(exc.where, str(exc))
         return None
 
 
-def _text(path: Path, report: Report) -> str | None:
+def _text(path: Path) -> str:
     try:
         with path.open("rb") as stream:
             raw = stream.read(_MAX_FILE + 1)
     except FileNotFoundError:
-        return _refuse(report, "there is no such file")
+        raise _Unreadable("there is no such file") from None
     except IsADirectoryError:
-        return _refuse(report, "this is a folder, and a configuration is a file")
+        raise _Unreadable("this is a folder, and a configuration is a file") from None
     except OSError as exc:
-        return _refuse(report, f"can't be read: {exc.strerror or exc}")
+        raise _Unreadable(f"can't be read: {exc.strerror or exc}") from exc
     if len(raw) > _MAX_FILE:
-        return _refuse(report, f"is larger than {_MAX_FILE // 1024**2} MiB, which no configuration is")
+        raise _Unreadable(f"is larger than {_MAX_FILE // 1024**2} MiB, which no configuration is")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         before = raw[: exc.start].decode("utf-8-sig", "replace")
-        return _refuse(report, f"byte {raw[exc.start]:#04x} is not UTF-8: save the file as UTF-8", _after(before))
+        raise _Unreadable(f"byte {raw[exc.start]:#04x} is not UTF-8: save the file as UTF-8", _after(before)) from exc
 
 
-def _compose(text: str, report: Report) -> Any:
+def _compose(text: str) -> Any:
     # Imported here: whoever has no file to read doesn't pay for it.
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         node = yaml.compose(text, loader)
     except yaml.reader.ReaderError as exc:
         code = exc.character if isinstance(exc.character, int) else ord(exc.character)
-        return _refuse(report, f"the character {code:#06x} is not allowed in YAML", _after(text[: exc.position]))
+        message = f"the character {code:#06x} is not allowed in YAML"
+        raise _Unreadable(message, _after(text[: exc.position])) from exc
     except yaml.MarkedYAMLError as exc:
-        return _refuse(report, _explain(exc), _at(exc.problem_mark or exc.context_mark))
-    except RecursionError:
-        return _refuse(report, "is nested too deeply")
+        raise _Unreadable(_explain(exc), _at(exc.problem_mark or exc.context_mark)) from exc
+    except RecursionError as exc:
+        raise _Unreadable("is nested too deeply") from exc
     if node is None:
-        return _refuse(report, "the file is empty: it needs at least `models:` with a list", Where("", 1, 1))
+        raise _Unreadable("the file is empty: it needs at least `models:` with a list", Where("", 1, 1))
     return node
-
-
-def _refuse(report: Report, message: str, where: Where | None = None) -> None:
-    report.add(where or Where(), message)
 
 
 def _after(text: str) -> Where:
@@ -106,11 +97,11 @@ def _explain(exc: Any) -> str:
 
 
 def _at(mark: Any) -> Where:
-    return Where() if mark is None else Where("", mark.line + 1, mark.column + 1)
+    return Where("", mark.line + 1, mark.column + 1)
 
 
 class _Tree:
-    """Turns nodes into values. A node that aliases share becomes one shared value, and counts as often as it is used."""
+    """Turns nodes into values. A node that aliases share becomes one shared value, counted as often as it is used."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -125,18 +116,20 @@ class _Tree:
         if known is not None:
             return known
         if id(node) in self.open:
-            raise _Unreadable("this alias contains itself", node.start_mark)
+            raise _Unreadable("this alias contains itself", _at(node.start_mark))
         if len(self.open) >= _MAX_DEPTH:
-            raise _Unreadable(f"is nested more than {_MAX_DEPTH} levels deep", node.start_mark)
+            raise _Unreadable(f"is nested more than {_MAX_DEPTH} levels deep", _at(node.start_mark))
         line, column = node.start_mark.line + 1, node.start_mark.column + 1
         if node.id == "scalar":
             made = (scalar(node, line, column), 1)
         else:
             self.open.add(id(node))
-            made = self._list(node, line, column, path) if node.id == "sequence" else self._map(node, line, column, path)
+            read = self._list if node.id == "sequence" else self._map
+            made = read(node, line, column, path)
             self.open.discard(id(node))
             if made[1] > _MAX_VALUES:
-                raise _Unreadable(f"holds more than {_MAX_VALUES} values once its aliases are followed", node.start_mark)
+                message = f"holds more than {_MAX_VALUES} values once its aliases are followed"
+                raise _Unreadable(message, _at(node.start_mark))
         self.done[id(node)] = made
         return made
 

@@ -43,7 +43,7 @@ def parse_api_key(line: str) -> ApiKey:
     if role not in ("inference", "admin"):
         raise ValueError("the role of an API key (the part before the first colon) is inference or admin")
     if _NAME.fullmatch(name) is None:
-        raise ValueError("the name of an API key is 1 to 64 letters, digits and . _ @ -, and starts with a letter or digit")
+        raise ValueError("the name of an API key is 1 to 64 letters, digits and . _ @ -, and no sign comes first")
     if _HASH.fullmatch(digest) is None:
         raise ValueError(
             f"the hash of API key {name!r} must be 64 hex digits, and has {len(digest)} characters: "

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009 - option() makes an attrs field
 """The settings of a server, section by section. Every default, check, flag, variable and help text stands here."""
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _url(value: str) -> str | None:
 class ServerConfig:
     """Where the server listens, who may ask, and how much at once."""
 
-    host: str = option("127.0.0.1", help="Address to listen on. Any other than this machine's own needs API keys.", check=_host)
+    host: str = option(
+        "127.0.0.1", help="Address to listen on. Any other than this machine's own needs API keys.", check=_host
+    )
     port: int | None = option(
         None,
         help="Port to listen on. Not set: 8080, or a free one when that is taken. 0: any free one.",
@@ -69,7 +72,7 @@ class MemoryConfig:
 
     host_cache_bytes: Literal["auto"] | ByteSize = option(
         "auto",
-        help="Host memory for parked models. auto: a quarter of the host's when there is an accelerator, else none. 0: off.",
+        help="Host memory for parked models. auto: a quarter of it when there is an accelerator, else none. 0: off.",
     )
     host_floor: ByteSize = option(2 * _GIB, help="Host memory that always stays free.")
     device_reserve: ByteSize | None = option(
@@ -78,7 +81,9 @@ class MemoryConfig:
     emulate_device: ByteSize | None = option(
         None, help="Size of a pretend accelerator made of host memory, to rehearse on.", check=at_least(1, " byte")
     )
-    run_permits: int = option(1, help="How many engines of this process may run at the same time on a device.", check=at_least(1))
+    run_permits: int = option(
+        1, help="How many engines of this process may run at the same time on a device.", check=at_least(1)
+    )
     idle_evict_s: float | None = option(
         None,
         help="Seconds without a request after which a model gives its memory back. Not set: never.",
@@ -99,7 +104,7 @@ class RequestsConfig:
     )
     model_ready_timeout_s: float | None = option(
         None,
-        help="Readiness time-out (seconds) of a caller that shares this worker: no wake is waited for longer than half of it.",
+        help="Readiness time-out (s) of a caller that shares this worker; a wake is waited for half of it at most.",
         check=above(0, " s"),
     )
     deadline_s: float = option(
@@ -108,7 +113,7 @@ class RequestsConfig:
 
     @property
     def wake_limit_s(self) -> float:
-        """Seconds that a request really waits for a wake: ``wake_wait_s``, or half of the caller's time-out if shorter."""
+        """Seconds that a request really waits for a wake: ``wake_wait_s`` or half of the caller's time-out."""
         if self.model_ready_timeout_s is None:
             return self.wake_wait_s
         return min(self.wake_wait_s, self.model_ready_timeout_s / 2)
@@ -119,10 +124,14 @@ class ComputeConfig:
     """Threads."""
 
     threads: int | None = option(
-        None, help="Threads that an engine computes with on the CPU. Not set: the framework's choice.", check=at_least(1)
+        None,
+        help="Threads that an engine computes with on the CPU. Not set: the framework's choice.",
+        check=at_least(1),
     )
     prepare_threads: int | None = option(
-        None, help="Threads that tokenise and decode beside the engines. Not set: from the number of CPUs.", check=at_least(1)
+        None,
+        help="Threads that tokenise and decode beside the engines. Not set: from the number of CPUs.",
+        check=at_least(1),
     )
 
 
