@@ -18,7 +18,7 @@ _ROOMS = {
         "TransitionContext"
     ),
     "sie_core.errors": (
-        "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceOutOfMemory EngineDied EngineStartError "
+        "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceNotFound DeviceOutOfMemory EngineDied EngineStartError "
         "Forbidden GatedModel HookTimeout HostOutOfMemory InferenceError InputTooLong InvalidInput LedgerError "
         "LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed ModelLoading ModelNotFound "
         "ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory PluginBroken PluginConflict "

@@ -31,6 +31,7 @@
     │   ├── MissingDependency
     │   ├── MissingAdapter
     │   ├── NeverFits                larger than an empty device
+    │   ├── DeviceNotFound           the machine has no such device
     │   └── EngineStartError         the engine did not start; a later try may succeed
     ├── OutOfMemory
     │   ├── DeviceOutOfMemory        account, needed, free
@@ -55,6 +56,7 @@ __all__ = [
     "ConfigError",
     "ConfigProblem",
     "DeadlineExceeded",
+    "DeviceNotFound",
     "DeviceOutOfMemory",
     "EngineDied",
     "EngineStartError",
@@ -352,6 +354,12 @@ class NeverFits(LoadError):
         self.needed = needed
         self.capacity = capacity
         super().__init__(message)
+
+
+class DeviceNotFound(LoadError):
+    """The model names a device, or wants more devices, than the machine has."""
+
+    permanent = True
 
 
 class EngineStartError(LoadError):

@@ -1,0 +1,418 @@
+"""Who may take which bytes next: the queue of loads that wait for memory, and the plans that evict for it.
+
+Looking, planning and booking are one step without an await. The longest waiting ticket goes first; a load that waits for
+memory on a device holds back younger ones there, so that small models can't starve a large one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from attrs import define, field
+
+from sie_core.adapter import AdmissionReserve, Grant
+from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
+from sie_core.hookspecs import VictimCandidate
+from sie_core.residency.eviction import choose
+from sie_core.residency.placement import Placement, grant_for, places
+from sie_core.residency.record import Drain, Record
+from sie_core.residency.roster import Roster, log
+from sie_core.types import Residency
+from sie_core.units import format_bytes
+
+__all__ = ["Admission", "Needer", "Placed", "Plan"]
+
+_POLL_S = 0.1
+
+
+@define(eq=False)
+class Placed:
+    """A booked admission: where the engine goes and what it may take."""
+
+    devices: tuple[str, ...]
+    grant: Grant
+
+
+@define(eq=False)
+class Plan:
+    """Victims that were named for one needer: ``draining`` have leases left, ``owing`` have not given their bytes."""
+
+    placed: Placed
+    victims: tuple[str, ...]
+    draining: set[str]
+    owing: set[str]
+    committed: bool = False
+
+
+@define(eq=False)
+class Needer:
+    """A model that waits for memory. ``at_least``: evict so many models even if the ledger says that it fits."""
+
+    record: Record
+    reserve: AdmissionReserve
+    future: asyncio.Future[Placed]
+    at: float
+    purpose: str = "engine"
+    at_least: int = 0
+    cause: SieError | None = None
+    plan: Plan | None = None
+    refused: set[str] = field(factory=set)
+
+    @property
+    def since(self) -> float:
+        oldest = self.record.oldest_ticket
+        return self.at if oldest is None else min(self.at, oldest)
+
+    @property
+    def patience_until(self) -> float:
+        """When its oldest waiter leaves."""
+        tickets = self.record.tickets
+        return next(iter(tickets)).deadline if tickets else float("inf")
+
+
+class Admission:
+    """The queue and the plans. ``drain``, ``undrain`` and ``evict`` are the lifecycle's."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._waiting: list[Needer] = []
+        self._pump_due = False
+        self._poll: asyncio.TimerHandle | None = None
+        self.drain: Callable[[Record, Drain], None]
+        self.undrain: Callable[[Record, str], None]
+        self.evict: Callable[[Record, str], None]
+
+    # --- the front door ----------------------------------------------------------------------------
+
+    async def admit(
+        self,
+        record: Record,
+        reserve: AdmissionReserve,
+        *,
+        purpose: str = "engine",
+        at_least: int = 0,
+        cause: SieError | None = None,
+    ) -> Placed:
+        """Wait until the bytes are booked and really free.
+
+        Raises:
+            NeverFits: larger than the empty device.
+            DeviceNotFound: the model names a device that is not there.
+            ResourceExhausted: pinned models or foreign memory are in the way.
+            TransitionCancelled: withdrawn.
+        """
+        future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        needer = Needer(record, reserve, future, self._roster.now(), purpose, at_least, cause)
+        self._waiting.append(needer)
+        self.pump()
+        try:
+            return await future
+        except BaseException:
+            self._forget(needer, "given up")
+            raise
+
+    def withdraw(self, record: Record, error: SieError) -> None:
+        """Call off what a model waits for."""
+        for needer in self._of(record):
+            self._forget(needer, error.message)
+            if not needer.future.done():
+                needer.future.set_exception(error)
+
+    def holds(self, record: Record, plan: Plan) -> bool:
+        """Whether ``plan`` is made for this model."""
+        return any(needer.plan is plan for needer in self._of(record))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for memory."""
+        return bool(self._waiting)
+
+    def request_pump(self) -> None:
+        """Look again soon; any number of requests in one turn of the loop make one look."""
+        if not self._pump_due:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Give out what can be given out, longest waiting ticket first."""
+        self._pump_due = False
+        held_back: set[str] = set()
+        for needer in sorted(self._waiting, key=lambda needer: needer.since):
+            if needer.future.done():
+                continue
+            try:
+                if needer.plan is not None:
+                    self._look_at_plan(needer)
+                if needer.plan is None and not needer.future.done():
+                    self._try(needer, held_back)
+            except LedgerError as error:  # a bug of ours: this load fails, the queue goes on
+                log.exception("planning for %s failed", needer.record.name)
+                self._fail(needer, error)
+        if any(needer.plan is None for needer in self._waiting) and self._poll is None:
+            # Guards and exemptions run out with time alone, and nobody reports that.
+            self._poll = asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
+
+    def _poll_again(self) -> None:
+        self._poll = None
+        self.pump()
+
+    # --- what the lifecycle reports ----------------------------------------------------------------
+
+    def drained(self, record: Record, plan: Plan) -> None:
+        """A victim's last lease is back. When all are, and only then, the first one goes."""
+        plan.draining.discard(record.name)
+        if plan.draining or plan.committed:
+            return
+        plan.committed = True
+        for name in plan.victims:
+            victim = self._roster.records.get(name)
+            if victim is not None and victim.state is Residency.DRAINING:
+                self.evict(victim, "memory pressure")
+            else:
+                plan.owing.discard(name)  # gone on its own: it crashed
+        self.request_pump()
+
+    def refused(self, record: Record, plan: Plan, reason: str) -> None:
+        """A victim would not drain: nobody is evicted, and the needer plans again without it."""
+        for needer in self._waiting:
+            if needer.plan is plan:
+                if record.exempt_until <= self._roster.now():
+                    needer.refused.add(record.name)
+                self._roster.decide(record.name, "drain given up", reason, victims=plan.victims)
+                self._cancel_plan(needer, reason)
+                self.request_pump()
+
+    def speak_up(self, record: Record, plan: Plan) -> None:
+        """A request came for a draining victim: let it off if idle models can pay instead."""
+        needer = next((needer for needer in self._waiting if needer.plan is plan), None)
+        if needer is None or plan.committed:
+            return
+        others = [name for name in self._victims(needer) if name != record.name and not self._leases(name)]
+        without_plan = frozenset({needer.record.name})
+        for place in places(self._roster, needer.record, needer.reserve):
+            missing = self._roster.ledger.shortfall(place.all_needs, without=without_plan | frozenset(others))
+            if not missing:
+                self.refused(record, plan, "a request came for it and idle models can pay instead")
+                return
+
+    def gone(self, record: Record) -> None:
+        """A model has given its bytes back."""
+        for needer in self._waiting:
+            if needer.plan is not None:
+                needer.plan.owing.discard(record.name)
+        self.request_pump()
+
+    # --- plans -------------------------------------------------------------------------------------
+
+    def _look_at_plan(self, needer: Needer) -> None:
+        plan = needer.plan
+        assert plan is not None
+        if not any(self._roster.ledger.lien(needer.record.name).values()):
+            self._let_off(plan, "the bytes came from elsewhere")
+            self._grant(needer, plan.placed)
+        elif not plan.owing:
+            self._cancel_plan(needer, "its victims freed less than they held")
+
+    def _let_off(self, plan: Plan, reason: str) -> None:
+        if not plan.committed:
+            for name in plan.victims:
+                victim = self._roster.records.get(name)
+                if victim is not None and victim.drain is not None and victim.drain.plan is plan:
+                    self.undrain(victim, reason)
+
+    def _cancel_plan(self, needer: Needer, reason: str) -> None:
+        plan, needer.plan = needer.plan, None
+        if plan is not None:
+            self._roster.ledger.release(needer.record.name, purpose=needer.purpose)
+            self._roster.ledger.release(needer.record.name, purpose="load_staging")
+            self._let_off(plan, reason)
+
+    def _forget(self, needer: Needer, reason: str) -> None:
+        if needer in self._waiting:
+            self._waiting.remove(needer)
+            self._cancel_plan(needer, reason)
+            self.request_pump()
+
+    def _grant(self, needer: Needer, placed: Placed) -> None:
+        self._waiting.remove(needer)
+        needer.record.blocked = None
+        if not needer.future.done():
+            needer.future.set_result(placed)
+
+    def _fail(self, needer: Needer, error: SieError) -> None:
+        self._waiting.remove(needer)
+        self._roster.decide(needer.record.name, "refused", error.message)
+        if not needer.future.done():
+            needer.future.set_exception(error)
+
+    def _of(self, record: Record) -> list[Needer]:
+        return [needer for needer in self._waiting if needer.record is record]
+
+    # --- planning ----------------------------------------------------------------------------------
+
+    def _try(self, needer: Needer, held_back: set[str]) -> None:
+        roster = self._roster
+        ways = self._ways(needer)
+        if ways is None:
+            return
+        best: tuple[tuple[int, int], Placement, tuple[str, ...]] | None = None
+        for place in ways:
+            if held_back.intersection(place.devices) or self._window(needer, place):
+                continue
+            victims = choose(roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least)
+            if victims is None:
+                continue
+            evicted = sum(sum(roster.ledger.freed_by(name).values()) for name in victims)
+            free = sum(roster.ledger.available(account) for account in place.devices)
+            if best is None or (evicted, -free) < best[0]:
+                best = ((evicted, -free), place, victims)
+        if best is not None:
+            self._book(needer, best[1], best[2])
+            return
+        if not self._hopeless(needer, ways):
+            needer.record.blocked = "waits for memory that running models hold"
+            held_back.update(account for place in ways for account in place.devices)
+
+    def _ways(self, needer: Needer) -> list[Placement] | None:
+        """The placements that an empty machine could take; ``None`` after the needer was failed."""
+        roster, record = self._roster, needer.record
+        ways = places(roster, record, needer.reserve)
+        if not ways:
+            there = ", ".join(roster.devices)
+            wanted = record.spec.device or f"{len(needer.reserve.ranks)} devices"
+            self._fail(needer, DeviceNotFound(f"model {record.name!r} wants {wanted}; this machine has {there}"))
+            return None
+        verdicts = [roster.ledger.impossible(place.all_needs) for place in ways]
+        open_ways = [place for place, verdict in zip(ways, verdicts, strict=True) if verdict is None]
+        if not open_ways:
+            account, needed, capacity = next(verdict for verdict in verdicts if verdict is not None)
+            message = (
+                f"model {record.name!r} needs {format_bytes(needed)} on {account}, which has {format_bytes(capacity)} "
+                "in all: use a smaller model or dtype, less runtime_headroom, or a larger device"
+            )
+            self._fail(needer, NeverFits(message, account=account, needed=needed, capacity=capacity))
+            return None
+        return open_ways
+
+    def _hopeless(self, needer: Needer, ways: list[Placement]) -> bool:
+        """Fail the needer if not even evicting everybody would help: pins, or memory that is not ours."""
+        roster, record = self._roster, needer.record
+        if needer.at_least and not any(roster.records[name] is not record for name in roster.recent):
+            self._fail(needer, needer.cause or ResourceExhausted("nothing is left to evict", retry_after_s=5.0))
+            return True
+        movable = frozenset(name for name, other in roster.records.items() if not other.spec.pinned)
+        missing = [roster.ledger.shortfall(place.all_needs, without=movable) for place in ways]
+        if not all(missing):
+            return False
+        account, short = next(iter(missing[0].items()))
+        pinned = sorted(name for name, other in roster.records.items() if other.spec.pinned and other.seat is not None)
+        holders = f"pinned models ({', '.join(pinned)})" if pinned else "other processes"
+        error = ResourceExhausted(
+            f"model {record.name!r} is {format_bytes(short)} short on {account}, held by {holders}: "
+            "unpin or unload something, or try again later",
+            retry_after_s=10.0,
+        )
+        self._fail(needer, error)
+        return True
+
+    def _window(self, needer: Needer, place: Placement) -> bool:
+        """A self-sizing engine launches alone on its devices; nobody is admitted beside one that launches."""
+        for name in self._roster.moving:
+            other = self._roster.records[name]
+            if other is needer.record:
+                continue
+            sizing = needer.reserve.self_sizing or (other.reserve is not None and other.reserve.self_sizing)
+            if sizing and set(other.devices).intersection(place.devices):
+                return True
+        return False
+
+    def _book(self, needer: Needer, place: Placement, victims: tuple[str, ...]) -> None:
+        roster, record = self._roster, needer.record
+        needs, grant = grant_for(roster, place, needer.reserve)
+        needed = sum(roster.ledger.shortfall(place.all_needs).values())
+        roster.ledger.book(record.name, needs, purpose=needer.purpose, victims=victims)
+        if place.staging:
+            roster.ledger.book(record.name, place.staging, purpose="load_staging", victims=victims)
+        placed = Placed(place.devices, grant)
+        if needer.purpose == "engine":
+            record.devices = place.devices
+        if not victims:
+            self._grant(needer, placed)
+            return
+        roster.decide(
+            record.name,
+            "evict",
+            needer.cause.message if needer.cause is not None else "room for another model",
+            needed=needed,
+            promised=sum(sum(roster.ledger.freed_by(name).values()) for name in victims),
+            victims=victims,
+        )
+        needer.plan = plan = Plan(placed, victims, set(victims), set(victims))
+        record.blocked = f"waits for {', '.join(victims)} to leave"
+        for name in victims:
+            self.drain(roster.records[name], Drain(f"room for {record.name}", plan))
+
+    # --- victims -----------------------------------------------------------------------------------
+
+    def _victims(self, needer: Needer) -> Iterator[str]:
+        """Models that may go, in the order to take them: idle before busy, then least recently used."""
+        roster = self._roster
+        yields = roster.now() - needer.since > roster.settings.turn_s
+        busy: list[str] = []
+
+        def in_order() -> Iterator[str]:
+            # Lazy: the planner seldom needs more than the first few of what may be a thousand.
+            for name, record in ((name, roster.records[name]) for name in roster.recent):
+                if name not in needer.refused and self._may_go(record, needer, yields):
+                    if record.leases:
+                        busy.append(name)
+                    else:
+                        yield name
+            yield from busy
+
+        if roster.plugins.implements("choose_victims"):
+            return iter(self._ask(list(in_order()), needer))
+        return in_order()
+
+    def _may_go(self, record: Record, needer: Needer, guard_yields: bool) -> bool:
+        if (
+            record is needer.record
+            or record.state is not Residency.RESIDENT
+            or record.spec.pinned
+            or record.tickets
+            or record.seat is None
+            or (record.seat.first_turn and not guard_yields)
+        ):
+            return False
+        now = self._roster.now()
+        if now < record.exempt_until:
+            return False
+        guard = max(record.spec.min_resident_s, 5 * record.cycle_s)
+        return guard_yields or now - record.resident_at >= guard
+
+    def _leases(self, name: str) -> int:
+        return self._roster.records[name].leases
+
+    def _ask(self, able: list[str], needer: Needer) -> list[str]:
+        """Let a plugin put them in order. Names that are no candidates are ignored, the rest keep their order."""
+        roster, now = self._roster, self._roster.now()
+        asked = [
+            VictimCandidate(
+                model=name,
+                frees=dict(roster.ledger.freed_by(name)),
+                leases=self._leases(name),
+                idle_s=0.0 if self._leases(name) else now - roster.records[name].last_used,
+                load_s=roster.records[name].load_s,
+                can_park=False,
+            )
+            for name in able
+        ]
+        ways = places(roster, needer.record, needer.reserve)
+        needed = {need.account: need.static + need.context + need.headroom for need in ways[0].needs} if ways else {}
+        try:
+            first = roster.plugins.ask("choose_victims", owner=None, candidates=asked, needed=needed) or ()
+        except Exception:  # a policy's fault must not stop admission: the core's own order serves
+            log.exception("choose_victims failed")
+            first = ()
+        return list(dict.fromkeys([*(name for name in first if name in able), *able]))

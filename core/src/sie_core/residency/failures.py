@@ -1,0 +1,80 @@
+"""Load failures: which are for good, and how long to wait before the next attempt."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from sie_core.errors import (
+    HookTimeout,
+    LoadError,
+    ModelLoadFailed,
+    ModelLoading,
+    OutOfMemory,
+    ResourceExhausted,
+    SieError,
+)
+
+__all__ = ["COOLDOWN_FIRST_S", "COOLDOWN_MOST_S", "LoadFailure", "classify"]
+
+COOLDOWN_FIRST_S = 30.0
+COOLDOWN_MOST_S = 1800.0
+
+
+@frozen
+class LoadFailure:
+    """Why a model is ``failed``. ``retry_at`` is on the event loop's clock; ``None``: permanent."""
+
+    code: str
+    error_class: str
+    message: str
+    attempts: int
+    retry_at: float | None
+
+    @property
+    def permanent(self) -> bool:
+        return self.retry_at is None
+
+    def retry_in(self, now: float) -> float | None:
+        """Seconds until the next attempt is allowed; ``None``: never."""
+        return None if self.retry_at is None else max(0.0, self.retry_at - now)
+
+    def as_error(self, model: str) -> SieError:
+        """What the requests see that waited for this load."""
+        return ModelLoadFailed(
+            model,
+            error_class=self.error_class,
+            reason=self.message,
+            permanent=self.permanent,
+            attempts=self.attempts,
+        )
+
+    def refusal(self, model: str, now: float) -> SieError | None:
+        """What a later request sees: 502 for good, 503 while the cool-down runs, ``None`` once it is over."""
+        wait = self.retry_in(now)
+        if wait is None:
+            return self.as_error(model)
+        if wait <= 0:
+            return None
+        kind = ResourceExhausted if self.code == OutOfMemory.code else ModelLoading
+        return kind(
+            f"loading model {model!r} failed {self.attempts} time(s), last with {self.error_class}: {self.message}; "
+            f"the next attempt is allowed in {wait:.0f} s",
+            retry_after_s=wait,
+        )
+
+
+def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
+    """Class a failure by its type; transient ones cool down 30 s, doubling, 30 min at most."""
+    permanent = isinstance(error, LoadError) and error.permanent
+    if isinstance(error, LoadError | HookTimeout | OutOfMemory):
+        code, message = error.code, error.message
+    else:
+        code, message = LoadError.code, f"{type(error).__name__}: {error}"
+    cooldown = min(COOLDOWN_MOST_S, COOLDOWN_FIRST_S * 2.0 ** min(attempts - 1, 10))
+    return LoadFailure(
+        code=code,
+        error_class=type(error).__name__,
+        message=message,
+        attempts=attempts,
+        retry_at=None if permanent else now + cooldown,
+    )

@@ -1,0 +1,238 @@
+"""What the registry keeps of a model: its record, the tickets that wait for it, the engine's seat and its leases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+from attrs import define, field, frozen
+
+from sie_core.adapter import AdmissionReserve, Engine, TransitionContext
+from sie_core.errors import SieError
+from sie_core.residency.failures import LoadFailure
+from sie_core.residency.worker import EngineWorker
+from sie_core.types import Capabilities, ModelSpec, Residency
+
+__all__ = ["Drain", "Lease", "ModelStatus", "Record", "RegistrySettings", "Seat", "Ticket"]
+
+
+@frozen
+class RegistrySettings:
+    """Times are seconds, sizes bytes."""
+
+    load_wait_s: float = 30.0
+    wake_wait_s: float = 15.0
+    load_timeout_s: float = 600.0
+    close_timeout_s: float = 60.0
+    reserve_timeout_s: float = 30.0
+    drain_s: float = 30.0
+    drain_exempt_s: float = 60.0
+    turn_s: float = 2.0
+    """A resident model's guard against eviction yields once the oldest waiter elsewhere has waited this long."""
+    run_permits: int = 1
+    sample_s: float = 1.0
+    load_retries: int = 3
+    """How often a load that ran out of memory evicts one more model and tries again."""
+    decisions: int = 512
+
+
+@frozen
+class ModelStatus:
+    """One model as status and model listings show it."""
+
+    name: str
+    adapter: str
+    residency: Residency
+    devices: tuple[str, ...]
+    device_bytes: int
+    host_bytes: int
+    pinned: bool
+    leases: int
+    queued: int
+    epoch: int
+    failure: LoadFailure | None
+    retry_in_s: float | None
+    capabilities: Capabilities | None
+    load_s: float | None
+    progress: tuple[float, str] | None
+    spec: ModelSpec
+
+
+class Ticket:
+    """A waiting request. ``future`` ends with a lease, or with the error that the request is to see."""
+
+    __slots__ = ("at", "deadline", "future", "serves")
+
+    def __init__(self, future: asyncio.Future[Any], *, at: float, deadline: float, serves: bool) -> None:
+        self.future = future
+        self.at = at
+        self.deadline = deadline
+        self.serves = serves
+        """False: somebody who only wants the model resident (``load``), and needs no lease."""
+
+    def fail(self, error: SieError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@define(eq=False)
+class Seat:
+    """A resident engine and those who use it. A new engine gets a new seat, so an old lease can't touch it."""
+
+    engine: Engine
+    worker: EngineWorker
+    model: ModelSpec
+    epoch: int
+    permits: asyncio.Semaphore | None = None
+    leases: int = 0
+    first_turn: int = 0
+    """Leases given to the tickets that were queued when the engine became resident, and not yet returned."""
+    lost: asyncio.Future[Any] | None = None
+    events: Any = None
+
+    def lose(self, error: SieError) -> None:
+        """Tell everybody who holds a lease that the engine is gone."""
+        future = self.when_lost()
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # mark as seen: there may be no lease to hear it
+
+    def when_lost(self) -> asyncio.Future[Any]:
+        if self.lost is None:
+            self.lost = asyncio.get_running_loop().create_future()
+        return self.lost
+
+
+class Lease:
+    """The right to use a model's engine; until it is released the engine is neither parked nor unloaded."""
+
+    __slots__ = ("_first", "_on_release", "_seat")
+
+    def __init__(self, seat: Seat, on_release: Callable[[Seat], None], *, first: bool = False) -> None:
+        self._seat: Seat = seat
+        self._on_release: Callable[[Seat], None] | None = on_release
+        self._first = first
+        seat.leases += 1
+        if first:
+            seat.first_turn += 1
+
+    @property
+    def model(self) -> ModelSpec:
+        return self._seat.model
+
+    @property
+    def engine(self) -> Engine:
+        return self._seat.engine
+
+    @property
+    def worker(self) -> EngineWorker:
+        return self._seat.worker
+
+    @property
+    def epoch(self) -> int:
+        return self._seat.epoch
+
+    @property
+    def lost(self) -> asyncio.Future[Any]:
+        """Fails when the engine dies or is unloaded by force while the lease is held."""
+        return self._seat.when_lost()
+
+    @property
+    def permit(self) -> AbstractAsyncContextManager[None]:
+        """The right to run on the device: engines of one headroom pool share K of them."""
+        return _permit(self._seat.permits)
+
+    def release(self) -> None:
+        """Give the lease back. Idempotent."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is None:
+            return
+        seat = self._seat
+        seat.leases -= 1
+        if self._first:
+            seat.first_turn -= 1
+        on_release(seat)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+@asynccontextmanager
+async def _permit(permits: asyncio.Semaphore | None) -> AsyncIterator[None]:
+    if permits is None:
+        yield
+        return
+    async with permits:
+        yield
+
+
+@define(eq=False)
+class Drain:
+    """Why a resident model takes no new leases, and until when it may take to finish those it has."""
+
+    reason: str
+    plan: Any = None
+    force: bool = False
+    """At the deadline, end the requests that still run instead of giving up."""
+    timer: asyncio.TimerHandle | None = None
+
+
+@define(eq=False)
+class Record:
+    """Everything about one model. Only the registry's own rooms change it, on the event loop."""
+
+    spec: ModelSpec
+    epoch: int
+    state: Residency = Residency.UNLOADED
+    tickets: dict[Ticket, None] = field(factory=dict)
+    seat: Seat | None = None
+    worker: EngineWorker | None = None
+    ctx: TransitionContext | None = None
+    task: asyncio.Task[None] | None = None
+    reserve: AdmissionReserve | None = None
+    capabilities: Capabilities | None = None
+    devices: tuple[str, ...] = ()
+    failure: LoadFailure | None = None
+    attempts: int = 0
+    drain: Drain | None = None
+    retire: str | None = None
+    """Unload as soon as the state allows, for this reason."""
+    unload_waiters: list[asyncio.Future[None]] = field(factory=list)
+    removed: bool = False
+    blocked: str | None = None
+    """Why the model waits for memory."""
+    progress: tuple[float, str] | None = None
+    load_s: float | None = None
+    started_at: float = 0.0
+    resident_at: float = 0.0
+    last_used: float = 0.0
+    exempt_until: float = 0.0
+    cycle_s: float = 0.0
+    """Measured park + wake time, for the guard against thrashing."""
+    idle_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def leases(self) -> int:
+        return self.seat.leases if self.seat is not None else 0
+
+    @property
+    def oldest_ticket(self) -> float | None:
+        """Arrival time of the longest waiting ticket."""
+        return next(iter(self.tickets)).at if self.tickets else None
+
+    def fail_tickets(self, error: SieError) -> None:
+        tickets, self.tickets = self.tickets, {}
+        for ticket in tickets:
+            ticket.fail(error)

@@ -1,0 +1,448 @@
+"""The front door of residency: leases, loads and unloads, pins, configuration changes, status, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sie_core.adapter import AdmissionReserve, Device, DeviceNeed
+from sie_core.errors import (
+    ConfigError,
+    ConfigProblem,
+    DeadlineExceeded,
+    MissingAdapter,
+    ModelLoading,
+    ModelNotFound,
+    ResourceExhausted,
+    ShuttingDown,
+    SieError,
+)
+from sie_core.memory.ledger import AccountState, Ledger
+from sie_core.residency.admission import Admission
+from sie_core.residency.failures import classify
+from sie_core.residency.lifecycle import Lifecycle
+from sie_core.residency.placement import places
+from sie_core.residency.record import Drain, Lease, ModelStatus, Record, RegistrySettings, Ticket
+from sie_core.residency.roster import HOST, Observer, Roster, log
+from sie_core.residency.worker import EngineWorker, Worker
+from sie_core.types import Decision, ModelSpec, Residency, ResidencyChanged
+
+if TYPE_CHECKING:
+    from sie_core.plugins import Plugins
+
+__all__ = ["Registry"]
+
+_R = Residency
+_FOREVER = float("inf")
+
+
+class Registry:
+    """One record per model. Every method runs on the event loop; transitions run as tasks of the registry's own."""
+
+    def __init__(
+        self,
+        plugins: Plugins,
+        ledger: Ledger,
+        devices: Sequence[Device],
+        settings: RegistrySettings | None = None,
+        *,
+        make_worker: Callable[[str], EngineWorker] = Worker,
+        host_available: Callable[[], int] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._roster = Roster(plugins, ledger, devices, settings or RegistrySettings(), observer)
+        self._admission = Admission(self._roster)
+        self._lifecycle = Lifecycle(self._roster, self._admission, make_worker)
+        self._make_worker = make_worker
+        self._host_available = host_available
+        self._sampler: asyncio.TimerHandle | None = None
+        self._deficits: dict[str, int] = {}
+        self._started = False
+
+    # --- leases ------------------------------------------------------------------------------------
+
+    def try_acquire(self, name: str) -> Lease | None:
+        """A lease at once, if the model is resident and nobody is ahead; else ``None``. Raises ModelNotFound."""
+        record = self._find(name)
+        if record.state is _R.RESIDENT and not record.tickets and record.seat is not None:
+            return self._lifecycle.lease(record, record.seat)
+        return None
+
+    async def acquire(self, name: str, *, wait_s: float | None = None) -> Lease:
+        """A lease, after a wake or a load if need be; the wait is bounded by ``wait_s`` and the configured inline wait.
+
+        Raises:
+            ModelNotFound, ModelLoadFailed, ShuttingDown
+            ModelLoading, ResourceExhausted: not yet, with the time after which to try again.
+        """
+        lease = self.try_acquire(name)
+        if lease is not None:
+            return lease
+        settings = self._roster.settings
+        record = self._find(name)
+        limit = settings.wake_wait_s if record.state in (_R.PARKED, _R.WAKING) else settings.load_wait_s
+        got = await self._wait(record, limit if wait_s is None else min(limit, wait_s), serves=True)
+        assert isinstance(got, Lease)
+        return got
+
+    async def load(self, name: str, *, wait_s: float | None = None) -> None:
+        """Make a model resident. ``wait_s=None`` waits until it is; a permanent failure is tried again."""
+        record = self._find(name)
+        if record.state is _R.RESIDENT:
+            return
+        if record.state is _R.FAILED and record.failure is not None:
+            record.failure = None  # somebody asks for it by hand: they may have mended the cause
+            self._roster.set(record, _R.UNLOADED, "load requested")
+        await self._wait(record, _FOREVER if wait_s is None else wait_s, serves=False)
+
+    async def _wait(self, record: Record, wait_s: float, *, serves: bool) -> Lease | None:
+        self._refuse(record)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        ticket = Ticket(loop.create_future(), at=now, deadline=now + wait_s, serves=serves)
+        record.tickets[ticket] = None
+        timer = loop.call_later(wait_s, self._expire, record, ticket) if wait_s != float("inf") else None
+        self._lifecycle.want(record)
+        try:
+            lease: Lease | None = await ticket.future
+        except BaseException:
+            future = ticket.future
+            if future.done() and not future.cancelled() and future.exception() is None and future.result() is not None:
+                future.result().release()  # the lease came in the same turn in which the request was cancelled
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._leave(record, ticket)
+        return lease
+
+    def _refuse(self, record: Record) -> None:
+        if self._roster.closing:
+            raise ShuttingDown("the server is shutting down", retry_after_s=5.0)
+        if record.state is _R.FAILED and record.failure is not None:
+            refusal = record.failure.refusal(record.name, self._roster.now())
+            if refusal is not None:
+                raise refusal
+            record.failure = None
+            self._roster.set(record, _R.UNLOADED, "the cool-down is over")
+
+    def _expire(self, record: Record, ticket: Ticket) -> None:
+        ticket.fail(self._not_yet(record))
+
+    def _not_yet(self, record: Record) -> SieError:
+        retry = self._retry_after(record)
+        if record.blocked is not None and record.state is _R.QUEUED:
+            return ResourceExhausted(f"model {record.name!r} {record.blocked}", retry_after_s=retry)
+        note = f" ({record.progress[1]}, {record.progress[0]:.0%})" if record.progress else ""
+        return ModelLoading(f"model {record.name!r} is {record.state}{note}", retry_after_s=retry)
+
+    def _retry_after(self, record: Record) -> float:
+        """What is left of the measured load time; the time it has taken so far where none was measured."""
+        spent = self._roster.now() - record.started_at
+        if record.load_s is None:
+            return max(1.0, spent)
+        return max(1.0, record.load_s - spent)
+
+    def _leave(self, record: Record, ticket: Ticket) -> None:
+        record.tickets.pop(ticket, None)
+        if not record.tickets and record.state is _R.QUEUED:
+            self._lifecycle.cancel_load(record, "everybody who waited has left")
+
+    # --- operators ---------------------------------------------------------------------------------
+
+    async def unload(self, name: str, *, force: bool = False, wait_s: float | None = None) -> None:
+        """Unload a model, also a pinned one. ``force`` ends requests that run with an error instead of waiting.
+
+        Raises:
+            DeadlineExceeded: requests were still running when the drain deadline came.
+        """
+        record = self._find(name)
+        roster = self._roster
+        if record.state is _R.UNLOADED:
+            return
+        if record.state is _R.FAILED:
+            record.failure = None
+            roster.set(record, _R.UNLOADED, "unload requested")
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        record.unload_waiters.append(waiter)
+        if record.state in (_R.QUEUED, _R.LOADING):
+            record.retire = "unload requested"
+            record.fail_tickets(ResourceExhausted(f"model {name!r} was unloaded on request", retry_after_s=1.0))
+            self._lifecycle.cancel_load(record, "unload requested")
+        elif record.state is _R.RESIDENT:
+            self._lifecycle.begin_drain(record, Drain("unload requested"))
+        elif record.state is _R.DRAINING:
+            record.retire = "unload requested"  # in case that the plan it drains for is called off
+        if force and record.seat is not None and record.state is _R.DRAINING:
+            record.seat.lose(ResourceExhausted(f"model {name!r} was unloaded by force", retry_after_s=1.0))
+        done, _ = await asyncio.wait({waiter}, timeout=wait_s)
+        if not done:
+            raise DeadlineExceeded(f"model {name!r} is still {record.state}")
+        waiter.result()
+
+    def pin(self, name: str, pinned: bool = True) -> None:
+        """A pinned model is never a victim; it still unloads on request, configuration change and shutdown."""
+        import attrs
+
+        record = self._find(name)
+        record.spec = attrs.evolve(record.spec, pinned=pinned)
+        if record.seat is not None:
+            record.seat.model = record.spec
+        if pinned and record.drain is not None and record.drain.plan is not None:
+            self._admission.refused(record, record.drain.plan, "it was pinned")
+        elif not pinned:
+            self._lifecycle.arm_idle(record)
+        self._admission.request_pump()
+
+    async def make_room(self, lease: Lease, nbytes: int) -> bool:
+        """Evict others so that a resident engine that ran out of memory can have ``nbytes`` more on its devices.
+
+        What it gets stays booked for it: its headroom was evidently promised too small. ``False``: nobody could go.
+        """
+        record = self._roster.records.get(lease.model.name)
+        if record is None or record.seat is None or record.seat.engine is not lease.engine or not record.devices:
+            return False
+        ranks = tuple(DeviceNeed(max(1, nbytes), device=device) for device in record.devices)
+        purpose = self._lifecycle.next_growth()
+        try:
+            await self._admission.admit(record, AdmissionReserve(ranks), purpose=purpose, at_least=1)
+        except SieError:
+            return False
+        self._roster.ledger.settle(record.name)
+        return True
+
+    # --- configuration -----------------------------------------------------------------------------
+
+    def apply(self, specs: Iterable[ModelSpec]) -> None:
+        """Take over a configuration: models that did not change are not touched.
+
+        A change that matters to the engine raises the model's epoch: a load in flight is called off and its waiters go
+        on with the new configuration; a resident engine drains and unloads.
+        """
+        wanted = {spec.name: spec for spec in specs}
+        for name, record in list(self._roster.records.items()):
+            if name not in wanted:
+                self._retire(record, "removed from the configuration", removed=True)
+        for name, spec in wanted.items():
+            record = self._roster.records.get(name)
+            if record is None:
+                self._roster.records[name] = record = Record(spec=spec, epoch=self._roster.next_epoch())
+                self._check_adapter(record)
+            elif record.removed or record.spec.engine_key() != spec.engine_key():
+                record.removed = False
+                record.spec = spec
+                record.epoch = self._roster.next_epoch()
+                record.failure, record.attempts = None, 0
+                record.reserve = record.capabilities = None
+                self._retire(record, "configuration changed")
+                self._check_adapter(record)
+            else:
+                record.spec = spec
+                if record.seat is not None:
+                    record.seat.model = spec
+                self._lifecycle.arm_idle(record)
+        self._load_pinned()
+        self._admission.request_pump()
+
+    def _check_adapter(self, record: Record) -> None:
+        """A model whose adapter is missing fails at once: no request has to find out."""
+        adapters = self._roster.plugins.adapters
+        if record.spec.adapter not in adapters and record.state is _R.UNLOADED:
+            error = MissingAdapter(record.spec.adapter, found=sorted(adapters))
+            record.failure = classify(error, attempts=1, now=0.0)
+            self._roster.set(record, _R.QUEUED, "configured")
+            self._roster.set(record, _R.FAILED, "its adapter is missing")
+
+    def _retire(self, record: Record, reason: str, *, removed: bool = False) -> None:
+        record.removed = removed
+        if record.state in (_R.UNLOADED, _R.FAILED):
+            if record.state is _R.FAILED:
+                self._roster.set(record, _R.UNLOADED, reason)
+            self._lifecycle.settle(record)
+            return
+        record.retire = reason
+        if record.state is _R.RESIDENT:
+            self._lifecycle.begin_drain(record, Drain(reason, force=True))
+        elif record.state in (_R.QUEUED, _R.LOADING):
+            self._lifecycle.cancel_load(record, reason)
+
+    # --- status ------------------------------------------------------------------------------------
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._roster.records
+
+    def names(self) -> list[str]:
+        return list(self._roster.records)
+
+    def status(self, name: str) -> ModelStatus:
+        """How one model stands. Raises ModelNotFound."""
+        record = self._find(name)
+        held = self._roster.ledger.holding(name)
+        now = self._roster.now()
+        return ModelStatus(
+            name=name,
+            adapter=record.spec.adapter,
+            residency=record.state,
+            devices=record.devices,
+            device_bytes=sum(nbytes for account, nbytes in held.items() if account != HOST),
+            host_bytes=held.get(HOST, 0),
+            pinned=record.spec.pinned,
+            leases=record.leases,
+            queued=len(record.tickets),
+            epoch=record.epoch,
+            failure=record.failure,
+            retry_in_s=record.failure.retry_in(now) if record.failure is not None else None,
+            capabilities=record.capabilities,
+            load_s=record.load_s,
+            progress=record.progress,
+            spec=record.spec,
+        )
+
+    def statuses(self) -> list[ModelStatus]:
+        """How every model stands, in the order of the configuration."""
+        return [self.status(name) for name in self._roster.records]
+
+    def accounts(self) -> list[AccountState]:
+        """The ledger's accounts."""
+        return list(self._roster.ledger.accounts())
+
+    def decisions(self) -> list[Decision]:
+        """The newest decisions, oldest first."""
+        return list(self._roster.decisions)
+
+    def subscribe(self, callback: Callable[[ResidencyChanged], None]) -> Callable[[], None]:
+        """Be told of every change; returns the way out. The callback runs inline and must return at once."""
+        self._roster.subscribers.append(callback)
+        return lambda: self._roster.subscribers.remove(callback)
+
+    def health(self) -> list[str]:
+        """What keeps the server from working as it should: loaders that are stuck."""
+        now, settings = self._roster.now(), self._roster.settings
+        problems = []
+        for record in self._roster.records.values():
+            if record.state is _R.QUARANTINED:
+                problems.append(f"model {record.name!r} is quarantined: a call into its engine does not return")
+            elif record.state is _R.LOADING and now - record.started_at > settings.load_timeout_s / 2:
+                problems.append(f"model {record.name!r} has been loading for {now - record.started_at:.0f} s")
+        return problems
+
+    # --- start and end -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin sampling memory and load the pinned models in the background.
+
+        Raises:
+            ConfigError: the pinned models do not fit together.
+        """
+        self._sample()
+        self._started = True
+        pinned = [record for record in self._roster.records.values() if record.spec.pinned]
+        await self._check_pinned([record for record in pinned if record.state is _R.UNLOADED])
+        self._load_pinned()
+
+    def _load_pinned(self) -> None:
+        for record in self._roster.records.values():
+            if self._started and record.spec.pinned and record.state is _R.UNLOADED:
+                task = asyncio.get_running_loop().create_task(self.load(record.name))
+                task.add_done_callback(_note_failure)
+                self._lifecycle.keep(task)
+
+    async def _check_pinned(self, pinned: Sequence[Record]) -> None:
+        """Book them one after the other, as they would be loaded, and take it all back."""
+        ledger = self._roster.ledger
+        booked: list[str] = []
+        try:
+            for record in pinned:
+                worker = self._make_worker(record.name)
+                try:
+                    reserve = await self._lifecycle.reserve(record, worker)
+                except SieError:
+                    continue  # it will fail on its own, with its own reason
+                finally:
+                    worker.close()
+                ways = places(self._roster, record, reserve)
+                fitting = next((way for way in ways if not ledger.shortfall(way.all_needs)), None)
+                if fitting is None:
+                    if not ways or any(ledger.impossible(way.all_needs) for way in ways):
+                        continue
+                    names = ", ".join([*booked, record.name])
+                    problem = ConfigProblem(f"the pinned models do not fit together: {names}", path="models")
+                    raise ConfigError([problem])
+                ledger.book(record.name, fitting.all_needs)
+                booked.append(record.name)
+        finally:
+            for name in booked:
+                ledger.release(name)
+
+    def _sample(self) -> None:
+        """Look at every device and at the host, once a second."""
+        ledger, roster = self._roster.ledger, self._roster
+        roster.sample(roster.devices)
+        if self._host_available is not None:
+            try:
+                ledger.observe_available(HOST, self._host_available())
+            except SieError as error:
+                log.warning("host memory can't be read: %s", error.message)
+        for account in roster.devices:
+            short = ledger.deficit(account)
+            # A rise binds admission at once; it evicts only when a second sample confirms it.
+            if short > 0 and self._deficits.get(account, 0) > 0 and not self._admission.busy:
+                self._relieve(account, short)
+            self._deficits[account] = short
+        self._admission.request_pump()
+        self._sampler = asyncio.get_running_loop().call_later(roster.settings.sample_s, self._sample)
+
+    def _relieve(self, account: str, short: int) -> None:
+        """Others took memory that was promised to us: let idle models go until the book is right again."""
+        roster = self._roster
+        for name in tuple(roster.recent):
+            record = roster.records[name]
+            if short <= 0:
+                return
+            if record.state is not _R.RESIDENT or record.leases or record.tickets or record.spec.pinned:
+                continue
+            freed = roster.ledger.freed_by(name).get(account, 0)
+            if freed > 0:
+                roster.decide(name, "evict", f"other processes took {account}", needed=short, promised=freed)
+                self._lifecycle.begin_drain(record, Drain("memory pressure from other processes"))
+                short -= freed
+
+    async def shutdown(self, deadline_s: float = 30.0) -> None:
+        """Fail who waits, cancel what loads, drain and unload everything; all within ``deadline_s`` seconds."""
+        roster, loop = self._roster, asyncio.get_running_loop()
+        until = loop.time() + deadline_s
+        roster.closing = True
+        if self._sampler is not None:
+            self._sampler.cancel()
+        for record in list(roster.records.values()):
+            record.fail_tickets(ShuttingDown("the server is shutting down", retry_after_s=5.0))
+            record.retire = "shutdown"
+            if record.state in (_R.QUEUED, _R.LOADING):
+                self._lifecycle.cancel_load(record, "shutdown")
+            elif record.state is _R.RESIDENT:
+                self._lifecycle.begin_drain(record, Drain("shutdown", force=True), within=deadline_s / 2)
+        while self._lifecycle.running or any(r.state in (_R.RESIDENT, _R.DRAINING) for r in roster.records.values()):
+            left = until - loop.time()
+            if left <= 0:
+                held = [name for name, record in roster.records.items() if record.seat is not None]
+                log.error("shutdown: %s still hold an engine", ", ".join(held) or "nobody")
+                break
+            await self._lifecycle.wait_tasks(min(left, 0.05))
+            await asyncio.sleep(0.005)
+        roster.plugins.shutdown()
+
+    def _find(self, name: str) -> Record:
+        record = self._roster.records.get(name)
+        if record is None or record.removed:
+            names = [known for known, other in self._roster.records.items() if not other.removed]
+            raise ModelNotFound(name, suggestions=difflib.get_close_matches(name, names, n=3))
+        return record
+
+
+def _note_failure(task: asyncio.Task[Any]) -> None:
+    """A pinned model that can't be loaded is ``failed`` and logged; the server serves the others."""
+    if not task.cancelled():
+        task.exception()

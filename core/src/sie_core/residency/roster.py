@@ -1,0 +1,186 @@
+"""What the rooms of residency share: the records, the ledger, the devices, the events and the decision ring."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sie_core.adapter import Adapter, Device
+from sie_core.errors import MissingAdapter
+from sie_core.memory.ledger import Ledger
+from sie_core.residency import machine
+from sie_core.residency.record import Record, RegistrySettings
+from sie_core.types import Decision, Residency, ResidencyChanged
+
+if TYPE_CHECKING:
+    from sie_core.plugins import Plugins
+
+__all__ = ["HOST", "Observer", "Roster"]
+
+HOST = "host"
+_ARRIVING = frozenset({Residency.QUEUED, Residency.LOADING, Residency.WAKING})
+log = logging.getLogger("sie.residency")
+
+
+class Observer(Protocol):
+    """Who wants to count: telemetry. Each call must return at once."""
+
+    def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None: ...
+
+    def evicted(self, model: str, reason: str) -> None: ...
+
+
+class Roster:
+    """One record per model, and the one place where a state changes."""
+
+    def __init__(
+        self,
+        plugins: Plugins,
+        ledger: Ledger,
+        devices: Sequence[Device],
+        settings: RegistrySettings,
+        observer: Observer | None = None,
+    ) -> None:
+        self.plugins = plugins
+        self.ledger = ledger
+        self.devices: dict[str, Device] = {device.name: device for device in devices}
+        self.settings = settings
+        self.observer = observer
+        self.records: dict[str, Record] = {}
+        self.recent: dict[str, None] = {}
+        """Resident models, least recently used first."""
+        self.moving: dict[str, None] = {}
+        """Models on their way to being resident."""
+        self.permits: dict[tuple[str, str], asyncio.Semaphore] = {}
+        self.decisions: deque[Decision] = deque(maxlen=settings.decisions)
+        self.subscribers: list[Callable[[ResidencyChanged], None]] = []
+        self.closing = False
+        self._epochs = itertools.count(1)
+
+    def now(self) -> float:
+        """Seconds on the event loop's clock, which tests make virtual."""
+        return asyncio.get_running_loop().time()
+
+    def next_epoch(self) -> int:
+        return next(self._epochs)
+
+    def adapter(self, record: Record) -> Adapter:
+        """A fresh adapter object. Raises MissingAdapter."""
+        entry = self.plugins.adapters.get(record.spec.adapter)
+        if entry is None:
+            raise MissingAdapter(record.spec.adapter, found=sorted(self.plugins.adapters))
+        return entry.cls()
+
+    def owner_plugin(self, record: Record) -> str | None:
+        entry = self.plugins.adapters.get(record.spec.adapter)
+        return entry.plugin if entry is not None else None
+
+    # --- states and events -------------------------------------------------------------------------
+
+    def set(self, record: Record, after: Residency, reason: str) -> None:
+        """Change a state, and tell everybody who asked to be told."""
+        before = record.state
+        if before is after:
+            return
+        machine.check(record.name, before, after)
+        record.state = after
+        if after is Residency.RESIDENT:
+            self.recent[record.name] = None
+        elif after not in (Residency.DRAINING, Residency.RESIDENT):
+            self.recent.pop(record.name, None)
+        if after in _ARRIVING:
+            self.moving[record.name] = None
+        else:
+            self.moving.pop(record.name, None)
+        log.info("%s: %s -> %s (%s)", record.name, before, after, reason)
+        event = ResidencyChanged(record.name, before, after, reason, record.epoch, time.time())
+        self.plugins.notify(event)
+        for subscriber in tuple(self.subscribers):
+            try:
+                subscriber(event)
+            except Exception:  # a listener's fault must not tear a transition
+                log.exception("a subscriber of residency events failed")
+
+    def touch(self, record: Record) -> None:
+        """Mark a resident model as just used."""
+        record.last_used = self.now()
+        if record.name in self.recent:
+            del self.recent[record.name]
+            self.recent[record.name] = None
+
+    def decide(
+        self,
+        model: str,
+        action: str,
+        reason: str,
+        *,
+        needed: int = 0,
+        promised: int = 0,
+        freed: int = 0,
+        victims: Iterable[str] = (),
+    ) -> None:
+        """Keep why something was evicted, refused or dropped."""
+        self.decisions.append(
+            Decision(
+                at=time.time(),
+                model=model,
+                action=action,
+                reason=reason,
+                needed_bytes=needed,
+                promised_bytes=promised,
+                freed_bytes=freed,
+                victims=tuple(victims),
+            )
+        )
+
+    # --- memory ------------------------------------------------------------------------------------
+
+    def sample(self, accounts: Iterable[str]) -> dict[str, int]:
+        """What the driver calls used, by account, where it can be told; the ledger is told too."""
+        seen: dict[str, int] = {}
+        for account in accounts:
+            device = self.devices.get(account)
+            used = device.used() if device is not None else None
+            if used is not None:
+                seen[account] = used
+                self.ledger.observe(account, used)
+        return seen
+
+    def used(self, accounts: Iterable[str]) -> Mapping[str, int]:
+        """The same without telling the ledger."""
+        found = {name: self.devices[name].used() for name in accounts if name in self.devices}
+        return {name: used for name, used in found.items() if used is not None}
+
+    def give_back(self, record: Record, before: Mapping[str, int]) -> int:
+        """Release a model's claims and look at its devices, in one step; returns the bytes that really came free.
+
+        Freed bytes are credited as measured: what the driver still counts as used shows up as foreign memory.
+        """
+        held = self.ledger.release(record.name)
+        after = self.sample(record.devices)
+        record.devices = ()
+        return sum(
+            before[account] - after[account] if account in before and account in after else freed
+            for account, freed in held.items()
+            if account != HOST
+        )
+
+    def permit_pool(self, account: str, pool: str | None) -> asyncio.Semaphore | None:
+        """The run permits that engines of one pool share on one device."""
+        if pool is None:
+            return None
+        key = (account, pool)
+        if key not in self.permits:
+            self.permits[key] = asyncio.Semaphore(self.settings.run_permits)
+        return self.permits[key]
+
+
+def consume(future: asyncio.Future[Any]) -> None:
+    """Take note of a future's error, so that asyncio does not report it as never retrieved."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,94 @@
+"""The one thread on which an engine's blocking calls run, one at a time, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sie_core.errors import HookTimeout
+
+__all__ = ["EngineWorker", "Worker"]
+
+
+class EngineWorker(Protocol):
+    """What the lifecycle and the batcher need of a worker; sie-testing has one that runs on a virtual clock."""
+
+    stuck: asyncio.Future[Any] | None
+    """The call that overran its deadline; it completes when the call returns at last."""
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]: ...
+
+    async def call(self, fn: Callable[..., Any], *args: Any, hook: str = "", timeout: float | None = None) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """A daemon thread with a queue. It starts with the first call; ``close`` lets it end after the calls queued so far.
+
+    A daemon, because a hook that never returns must not keep the process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stuck: asyncio.Future[Any] | None = None
+        self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Queue a call. Cancelling the future does not stop a call that runs."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.put((loop, future, fn, args))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"sie-{self.name}", daemon=True)
+            self._thread.start()
+        return future
+
+    async def call(self, fn: Callable[..., Any], *args: Any, hook: str = "", timeout: float | None = None) -> Any:
+        """Run a call and wait for it.
+
+        Raises:
+            HookTimeout: it did not return within ``timeout`` seconds; ``stuck`` is then its future.
+        """
+        future = self.submit(fn, *args)
+        done, _ = await asyncio.wait({future}, timeout=timeout)
+        if not done:
+            self.stuck = future
+            raise HookTimeout(hook or getattr(fn, "__name__", "call"), model=self.name, seconds=timeout or 0.0)
+        return future.result()
+
+    def close(self) -> None:
+        """No more calls. Idempotent; does not wait."""
+        if self._thread is not None:
+            self._queue.put(None)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            loop, future, fn, args = job
+            if future.cancelled():
+                continue
+            try:
+                outcome, failed = fn(*args), False
+            except BaseException as error:  # translated by whoever awaits the future
+                outcome, failed = error, True
+            try:
+                loop.call_soon_threadsafe(_resolve, future, outcome, failed)
+            except RuntimeError:
+                return  # the loop is closed: the process is on its way out
+            del job, future, fn, args, outcome
+
+
+def _resolve(future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:
+    if future.done():
+        return
+    if not failed:
+        future.set_result(outcome)
+    elif isinstance(outcome, StopIteration | KeyboardInterrupt | SystemExit):
+        # A future refuses StopIteration, and the others would tear the event loop down from a plugin's thread.
+        future.set_exception(RuntimeError(f"the call raised {outcome!r}"))
+    else:
+        future.set_exception(outcome)
