@@ -1,3 +1,4 @@
+"""For authors of adapters and plugins: a fake engine, fault points, a virtual clock, and a conformance suite."""
 
 from __future__ import annotations
 
@@ -5,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sie_testing.conformance import *  # noqa: F403
     from sie_testing.fake import *  # noqa: F403
     from sie_testing.faults import *  # noqa: F403
     from sie_testing.virtual import *  # noqa: F403
 
 # pytest imports this package in every run of everybody who has it installed: nothing is loaded before it is used.
 _ROOMS = {
+    "sie_testing.conformance": "AdapterConformance make_context",
     "sie_testing.fake": (
         "FakeAdapter FakeEngine FakeLifecycle FakeOptions FakeStreamAdapter FakeStreamEngine expected_vector "
         "reserve_for"

@@ -10,6 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from sie_testing.faults import FaultPoints
 
+pytest.register_assert_rewrite("sie_testing.conformance")
+
 __all__ = ["fault_points", "virtual_run"]
 
 
