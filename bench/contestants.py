@@ -111,7 +111,17 @@ def infinity(executable: Path) -> Iterator[Server]:
     port = free_port()
     command = [str(executable), "v2", "--model-id", str(model_folder()), "--served-model-name", "minilm"]
     command += ["--engine", "torch", "--device", "cpu", "--dtype", "float32", "--no-bettertransformer"]
-    command += ["--no-compile", "--batch-size", "32", "--log-level", "warning", "--host", "127.0.0.1", "--port", str(port)]
+    command += [
+        "--no-compile",
+        "--batch-size",
+        "32",
+        "--log-level",
+        "warning",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with _running("infinity", command, port, path="/embeddings", health="/health") as server:
         yield server
 

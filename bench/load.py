@@ -26,9 +26,7 @@ class Load:
     cpu_s_per_text: float
 
 
-def drive(
-    server: Server, *, clients: int, seconds: float, texts_per_request: int = 1, model: str = "minilm"
-) -> Load:
+def drive(server: Server, *, clients: int, seconds: float, texts_per_request: int = 1, model: str = "minilm") -> Load:
     """Load a server for so many seconds. Raises RuntimeError when any request fails: a failed one is a fast one."""
     with tempfile.TemporaryDirectory() as folder:
         bodies, result = Path(folder, "bodies"), Path(folder, "result.json")

@@ -82,7 +82,9 @@ def test_a_wheel_holds_its_package_types_and_licence(wheels: dict[str, Path], pa
 
 
 def test_the_plugins_are_found_without_the_checkout(clean_venv: Path, tmp_path: Path) -> None:
-    plugins = {row["name"]: row for row in json.loads(run(clean_venv / "bin" / "sie", "plugins", "--json", cwd=tmp_path))}
+    plugins = {
+        row["name"]: row for row in json.loads(run(clean_venv / "bin" / "sie", "plugins", "--json", cwd=tmp_path))
+    }
     distributions = {row["distribution"] for row in plugins.values()}
     assert {"sie-core", "sie-adapters-torch"} <= distributions
     assert {row["state"] for row in plugins.values()} == {"loaded"}, plugins

