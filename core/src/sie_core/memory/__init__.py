@@ -1,0 +1,1 @@
+"""Memory: the ledger (the book of bytes), the host's memory, and the devices."""

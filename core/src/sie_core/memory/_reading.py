@@ -1,0 +1,185 @@
+"""What the ledger answers: nothing here changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from attrs import frozen
+
+from sie_core.memory._book import Book
+from sie_core.memory._shortage import Need, Shortage, remove_all
+
+@frozen
+class AccountState:
+    """One account, for status. Bytes; children's claims are included. ``charged + liens = Σ charge``, so that
+    ``available = capacity - foreign - charged - liens``, and no more than what the parent has."""
+
+    account: str
+    capacity: int
+    used: int | None
+    promised: int
+    realised: int
+    unrealised: int
+    foreign: int
+    liens: int
+    available: int
+    charged: int = 0
+    deficit: int = 0
+    total: int = 0
+    reserve: int = 0
+    parent: str | None = None
+
+
+@frozen
+class ClaimState:
+    """One claim. Bytes; ``charge + lien`` is what would go with it now."""
+
+    owner: str
+    account: str
+    purpose: str
+    promised: int
+    realised: int | None
+    retained: int | None
+    charge: int
+    lien: int
+    in_transit: bool
+    pool: str | None = None
+
+
+class Reading(Book):
+    """The questions."""
+
+    def available(self, account: str) -> int:
+        """Bytes that can still be booked; negative while liens are unpaid or the account is over."""
+        return min(level.loose - level.unpaid for level in self._account(account).chain)
+
+    def capacity(self, account: str) -> int:
+        """total - reserve; for an account with ``observe_available`` what that came to."""
+        return self._account(account).capacity
+
+    def deficit(self, account: str) -> int:
+        """By how much charges and foreign memory are over the capacity, beyond what victims owe; 0 if they are not."""
+        level = self._account(account)
+        return max(0, -level.loose) + sum(lien.unbacked for lien in level.liens)
+
+    def shortage(self, needs: Iterable[Need], *, owner: str | None = None, purpose: str = "engine") -> Shortage:
+        """What is missing for ``needs``, to be narrowed down victim by victim: ``shortage(needs).remove(name)``.
+
+        ``owner``: the needer, when it has parked claims (of ``purpose``) that the needs replace, as in a wake.
+        """
+        rows = []
+        for need in needs:
+            account = self._account(need.account)
+            pool = self._pools.get((account.name, need.pool)) if need.pool is not None else None
+            rows.append((need, account, pool, self._parked_claim(owner, account.name, purpose)))
+        return Shortage(rows, self._owners, self.freed_by)
+
+    def shortfall(
+        self,
+        needs: Iterable[Need],
+        *,
+        without: Collection[str] = (),
+        owner: str | None = None,
+        purpose: str = "engine",
+    ) -> dict[str, int]:
+        """By account, parents included, the bytes missing (> 0) once those in ``without`` are gone. Empty: it fits."""
+        shortage = self.shortage(needs, owner=owner, purpose=purpose)
+        return remove_all(shortage, [name for name in without if name in self._owners])
+
+    def freed_by(self, owner: str) -> Mapping[str, int]:
+        """By account, parents included, what releasing ``owner`` alone would give to whoever plans next. O(1).
+
+        Bytes it owes to liens are not counted. Of several members of a pool more may come free than the sum of these.
+        Read it, don't keep it.
+        """
+        record = self._owners.get(owner)
+        if record is None:
+            return {}
+        if not record.edges and not record.debts:
+            return record.base
+        freed = {name: nbytes + record.edges.get(name, 0) for name, nbytes in record.base.items()}
+        for lien in record.debts:
+            if lien.account.name in freed:
+                freed[lien.account.name] -= lien.owed[owner]
+        return freed
+
+    def impossible(self, needs: Iterable[Need]) -> tuple[str, int, int] | None:
+        """(account, bytes needed, bytes of the empty account) where ``needs`` would not fit if nobody held anything."""
+        sums: dict[str, int] = {}
+        for need in needs:
+            for level in self._account(need.account).chain:
+                sums[level.name] = sums.get(level.name, 0) + need.promised
+        for name, nbytes in sums.items():
+            if nbytes > self._accounts[name].nominal:
+                return name, nbytes, self._accounts[name].nominal
+        return None
+
+    def lien(self, owner: str) -> dict[str, int]:
+        """By account, the bytes that the owner's plan still waits for. Empty: it may go ahead."""
+        return self._sum_liens(owner, lambda lien: lien.unpaid)
+
+    def unbacked(self, owner: str) -> dict[str, int]:
+        """The part of its lien that no victim owes any more: ``add_victims``, or cancel the plan."""
+        return self._sum_liens(owner, lambda lien: lien.unbacked)
+
+    def owes(self, owner: str) -> dict[str, int]:
+        """By account, what the owner owes to others' liens."""
+        record = self._owners.get(owner)
+        owed: dict[str, int] = {}
+        for lien in record.debts if record is not None else ():
+            owed[lien.account.name] = owed.get(lien.account.name, 0) + lien.owed[owner]
+        return {name: nbytes for name, nbytes in owed.items() if nbytes}
+
+    def victims(self, owner: str) -> tuple[str, ...]:
+        """Those who still owe to the owner's lien."""
+        liens = [lien for lien in self._liens() if lien.claim.owner == owner]
+        return tuple(dict.fromkeys(name for lien in liens for name, nbytes in lien.owed.items() if nbytes))
+
+    def holding(self, owner: str) -> dict[str, int]:
+        """By account, the charge that would go if the owner were released now."""
+        record = self._owners.get(owner)
+        held: dict[str, int] = {}
+        for claim in record.claims.values() if record is not None else ():
+            held[claim.account.name] = held.get(claim.account.name, 0) + self._charge(claim)
+        return held
+
+    def claims(self) -> list[ClaimState]:
+        """Every claim, in order of booking."""
+        liens = {lien.claim: lien.unpaid for lien in self._liens() if lien.account is lien.claim.account}
+        return [
+            ClaimState(
+                owner=claim.owner,
+                account=claim.account.name,
+                purpose=claim.purpose,
+                promised=claim.promised,
+                realised=claim.realised,
+                retained=claim.retained,
+                charge=self._charge(claim) - liens.get(claim, 0),
+                lien=liens.get(claim, 0),
+                in_transit=claim.in_transit,
+                pool=claim.pool.key if claim.pool is not None else None,
+            )
+            for claim in self._by_serial.values()
+        ]
+
+    def accounts(self) -> list[AccountState]:
+        """Every account, in order of opening."""
+        return [
+            AccountState(
+                account=level.name,
+                capacity=level.capacity,
+                used=level.used,
+                promised=level.weight.promised,
+                realised=level.weight.realised,
+                unrealised=max(0, level.weight.charge - level.weight.realised),
+                foreign=level.foreign,
+                liens=level.unpaid,
+                available=self.available(level.name),
+                charged=level.weight.charge - level.unpaid,
+                deficit=self.deficit(level.name),
+                total=level.total,
+                reserve=level.reserve,
+                parent=level.parent.name if level.parent is not None else None,
+            )
+            for level in self._accounts.values()
+        ]
