@@ -20,6 +20,9 @@ __all__ = ["load", "pin", "unload", "unpin"]
 
 _NO_REMOTE = Remote()
 _POLL_S = 0.25
+_WAIT_S = 60.0
+"""Seconds a load request waits on the server's side before it is repeated: no proxy in between should lose patience."""
+_GRACE_S = 5.0
 
 Names = Annotated[tuple[str, ...], Parameter(name="MODEL", negative="", help="Names of models, as in `sie models`.")]
 
@@ -29,7 +32,9 @@ def load(
     models: Names,
     /,
     *,
-    timeout: Annotated[float, Parameter(help="Give up waiting after so many seconds; the server goes on.")] = 600.0,
+    timeout: Annotated[
+        float, Parameter(metavar="SECONDS", help="Give up waiting after so many seconds; the server goes on.")
+    ] = 600.0,
     remote: Remote = _NO_REMOTE,
 ) -> None:
     """Load models and wait until they are resident, showing how far each has come."""
@@ -44,14 +49,15 @@ def unload(
     force: Annotated[
         bool, Parameter(negative="", show_default=False, help="Cancel the requests that use the model, don't wait.")
     ] = False,
-    timeout: Annotated[float, Parameter(help="Give up waiting after so many seconds; the server goes on.")] = 120.0,
+    timeout: Annotated[
+        float, Parameter(metavar="SECONDS", help="Give up waiting after so many seconds; the server goes on.")
+    ] = 120.0,
     remote: Remote = _NO_REMOTE,
 ) -> None:
     """Unload models: the requests that use them end first, the next request loads them again."""
 
     def act(client: Client, model: str) -> dict[str, Any]:
-        client.post(model_path("/v1/admin/models", model, "unload"), {"force": force}, timeout_s=timeout)
-        return _row(client, model)
+        return client.post(model_path("/v1/admin/models", model, "unload"), {"force": force}, timeout_s=timeout)
 
     _several(models, remote, act)
 
@@ -89,15 +95,14 @@ def _several(models: tuple[str, ...], remote: Remote, act: Callable[[Client, str
 
 
 def _switch(client: Client, model: str, action: str) -> dict[str, Any]:
-    client.post(model_path("/v1/admin/models", model, action))
-    return _row(client, model)
+    return client.post(model_path("/v1/admin/models", model, action))
 
 
 def _load(client: Client, model: str, timeout_s: float) -> dict[str, Any]:
     """Ask for the load in a thread of its own, and report the model's state until that request is answered."""
     began = time.monotonic()
     report = _Report(model)
-    asked = _Asked(client, model_path("/v1/admin/models", model, "load"), deadline=began + timeout_s)
+    asked = _Asked(client, model, deadline=began + timeout_s)
     threading.Thread(target=asked.run, daemon=True).start()
     try:
         while not asked.done.wait(_POLL_S):
@@ -109,7 +114,7 @@ def _load(client: Client, model: str, timeout_s: float) -> dict[str, Any]:
         raise
     if asked.error is not None:
         raise asked.error
-    return {**_row(client, model), "took_s": round(time.monotonic() - began, 3)}
+    return {**asked.answer, "took_s": round(time.monotonic() - began, 3)}
 
 
 @define
@@ -117,12 +122,14 @@ class _Asked:
     """A load request that is repeated as long as the server says that it is still at it."""
 
     client: Client
-    path: str
+    model: str
     deadline: float
     done: threading.Event = field(factory=threading.Event)
+    answer: dict[str, Any] = field(factory=dict)
     error: BaseException | None = None
 
     def run(self) -> None:
+        path = model_path("/v1/admin/models", self.model, "load")
         try:
             while True:
                 left = self.deadline - time.monotonic()
@@ -133,11 +140,14 @@ class _Asked:
                         hint="`sie ps` shows how far it is; --timeout waits longer",
                     )
                 try:
-                    self.client.post(self.path, timeout_s=left)
+                    # The server gives up a little before this side does, so that it is the one that says why.
+                    self.answer = self.client.post(path, {"wait_s": min(left, _WAIT_S)}, timeout_s=left + _GRACE_S)
                     return
                 except CommandError as error:
-                    if error.code != "MODEL_LOADING":
+                    # A model that failed and will be tried again later is "loading" for requests, not for us.
+                    if error.code != "MODEL_LOADING" or _row(self.client, self.model)["residency"] == "failed":
                         raise
+                time.sleep(_POLL_S)
         except BaseException as error:
             self.error = error
         finally:

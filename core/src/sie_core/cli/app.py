@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
@@ -40,14 +41,14 @@ def call(name: str, summary: str, target: str, argv: Sequence[str], *, plugin: b
     manner = getattr(function, "__sie_command__", None)
     app = App(
         name=f"sie {name}",
-        help=None if function.__doc__ else summary,
+        help=_reflowed(function.__doc__) or summary,
         help_format="plaintext",
         help_flags=("--help", "-h"),
         help_epilogue=_examples(manner),
         usage=f"Usage: sie {name} {manner.usage}" if manner else None,
         version_flags=(),
         group_commands=Group("Commands", show=False),
-        group_parameters=Group("Options"),
+        group_parameters=Group("Options", sort_key=0),
     )
     app.default(manner.parsed() if manner and manner.parsed else function)
     try:
@@ -64,6 +65,12 @@ def _examples(manner: _Manner | None) -> str | None:
     if manner is None or not manner.examples:
         return None
     return "\n\n".join(["Examples:", *(f"  {line}" for line in manner.examples)])
+
+
+def _reflowed(text: str | None) -> str:
+    """A docstring with one line a paragraph: where it is folded is for the terminal to say."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _resolve(target: str) -> Any:

@@ -23,7 +23,9 @@ _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 class Remote:
     """Options of every command that talks to a server."""
 
-    url: Annotated[str, Parameter(env_var="SIE_BASE_URL", help="Where the server is.")] = "http://127.0.0.1:8080"
+    url: Annotated[str, Parameter(metavar="URL", env_var="SIE_BASE_URL", help="Where the server is.")] = (
+        "http://127.0.0.1:8080"
+    )
     json: Annotated[bool, Parameter(negative="", show_default=False, help="Print JSON instead of a table.")] = False
 
 

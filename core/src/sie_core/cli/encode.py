@@ -38,12 +38,14 @@ def encode(
     query: Annotated[
         bool, Parameter(negative="", show_default=False, help="The texts are search queries, not documents.")
     ] = False,
-    dimensions: Annotated[int | None, Parameter(help="Shorten the vectors to so many numbers.")] = None,
-    instruction: Annotated[str | None, Parameter(help="An instruction for models that take one.")] = None,
+    dimensions: Annotated[int | None, Parameter(metavar="N", help="Shorten the vectors to so many numbers.")] = None,
+    instruction: Annotated[
+        str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
+    ] = None,
     truncate: Annotated[
         bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
     ] = False,
-    timeout: Annotated[float, Parameter(help="Seconds to wait for an answer.")] = 120.0,
+    timeout: Annotated[float, Parameter(metavar="SECONDS", help="Seconds to wait for an answer.")] = 120.0,
     remote: Remote = _NO_REMOTE,
 ) -> None:
     """Turn texts into vectors.

@@ -82,8 +82,8 @@ def status(*, remote: Remote = _NO_REMOTE) -> None:
 @command("[OPTIONS]", "sie decisions", "sie decisions --model minilm --limit 5")
 def decisions(
     *,
-    model: Annotated[str | None, Parameter(help="Only what was decided for this model.")] = None,
-    limit: Annotated[int, Parameter(help="How many to show, newest last.")] = 20,
+    model: Annotated[str | None, Parameter(metavar="NAME", help="Only what was decided for this model.")] = None,
+    limit: Annotated[int, Parameter(metavar="N", help="How many to show, newest last.")] = 20,
     remote: Remote = _NO_REMOTE,
 ) -> None:
     """Show why models were evicted, refused or dropped, newest last. Where keys are on, it takes an admin key."""

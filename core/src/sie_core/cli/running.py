@@ -1,0 +1,153 @@
+"""The life of the server process: signals, uvicorn, and an end that comes within a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NoReturn
+
+import uvicorn
+from attrs import define, field
+
+from sie_core.cli.bind import BACKLOG
+
+__all__ = ["Deadline", "Signals", "leave", "listen", "loop_factory"]
+
+_log = logging.getLogger("sie.cli")
+
+_CLOSING_S = 15.0
+"""Seconds that closing the engines may take after the requests had theirs."""
+_GOODBYE_S = 0.5
+_KEEP_ALIVE_S = 75
+"""Longer than the idle time of the clients' own connection pools, so that they close a connection and not we."""
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's event loop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+@define(eq=False)
+class Signals:
+    """SIGTERM and SIGINT ask for the end, a second one forces it; SIGHUP has the configuration read again."""
+
+    drain_s: float
+    stop: asyncio.Event = field(factory=asyncio.Event)
+    deadline: Deadline | None = None
+    on_hangup: Callable[[], Awaitable[None]] | None = None
+    _tasks: set[asyncio.Task[None]] = field(factory=set)
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Answer the signals while the block runs."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        try:
+            yield
+        finally:
+            # What comes from now on must not bring back the tracebacks of an interrupted interpreter.
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
+
+    def ask(self, number: int) -> None:
+        """Begin the end; asked for the second time, end at once."""
+        if self.stop.is_set():
+            _log.warning("%s again: leaving at once", signal.Signals(number).name)
+            leave(1)
+        _log.info("%s: stopping (once more to leave at once)", signal.Signals(number).name)
+        self.deadline = Deadline(self.drain_s + _CLOSING_S)
+        self.stop.set()
+
+    def _hang_up(self) -> None:
+        if self.on_hangup is None or self.stop.is_set():
+            return
+        task = asyncio.ensure_future(self.on_hangup())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Deadline:
+    """From its making on, the process has so many seconds to live, whatever then hangs."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._seconds = seconds
+        watchdog = threading.Timer(seconds, self._expire)
+        watchdog.daemon = True
+        watchdog.start()
+
+    def left(self) -> float:
+        """Seconds left, less one that stays for saying goodbye."""
+        return max(self._end - time.monotonic() - 1.0, 0.0)
+
+    def _expire(self) -> None:
+        leave(1, f"sie: the shutdown did not end within {self._seconds:.0f} s; leaving at once")
+
+
+def leave(code: int, message: str = "") -> NoReturn:
+    """End the process now. Nothing that hangs can hold it, a full pipe behind stdout or stderr neither."""
+
+    def say() -> None:
+        with contextlib.suppress(Exception):
+            if message:
+                print(message, file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(_GOODBYE_S)
+    os._exit(code)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: :class:`Signals` does that."""
+
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+
+async def listen(
+    app: Any, sock: socket.socket, stop: asyncio.Event, *, drain_s: float, on_stop: Callable[[], None]
+) -> None:
+    """Serve until ``stop`` is set; then take no more connections and give running requests ``drain_s`` to end."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            ws="websockets-sansio",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(int(drain_s), 1),
+            backlog=BACKLOG,
+        )
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        stopping.cancel()
+        await serving  # it ended by itself: raise what ended it
+        raise RuntimeError("the HTTP server ended by itself")
+    on_stop()
+    server.should_exit = True
+    await serving

@@ -1,0 +1,211 @@
+"""``sie serve``: reads the configuration, builds the server, runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from attrs import frozen
+from cyclopts import Group, Parameter
+
+from sie_core.cli import logs, settings
+from sie_core.cli.app import command
+from sie_core.cli.bind import base_url, bind
+from sie_core.cli.errors import Exit
+from sie_core.cli.output import printable
+from sie_core.cli.problems import from_config_error, from_plugin_error
+from sie_core.config import DEFAULT_FILE, Config, OptionInfo, load_config, options
+from sie_core.errors import ConfigError, PluginError
+from sie_core.plugins import Plugins
+from sie_core.units import format_bytes
+
+__all__ = ["serve"]
+
+_log = logging.getLogger("sie.cli")
+_TITLES = {
+    "server": "Server",
+    "memory": "Memory",
+    "requests": "Requests",
+    "compute": "Compute",
+    "telemetry": "Logs and metrics",
+    "plugins": "Plugins",
+}
+
+
+_METAVARS = {"one of": "WORD", "size": "SIZE", "path": "FILE", "whole number": "N", "a number": "SECONDS"}
+
+
+@frozen
+class _Asked:
+    """What the command line asked for: the file, the options by key, and whether to watch the file."""
+
+    file: Path | None
+    flags: dict[str, Any]
+    reload: bool
+
+
+def _parsed() -> Callable[..., int]:
+    """The function that cyclopts sees: one parameter for each option that may stand on a command line."""
+
+    def run(config: Path | None = None, reload: bool = False, **values: Any) -> int:
+        flags = {keys[name]: _text(value) for name, value in values.items() if value is not None}
+        return _run(_Asked(config, flags, reload))
+
+    infos = {str(info.flag).lstrip("-").replace("-", "_"): info for info in options() if info.flag}
+    keys = {name: info.key for name, info in infos.items()}
+    parameters = [_parameter("config", Path | None, None, _FILE), _parameter("reload", bool, False, _RELOAD)]
+    parameters += [_of_option(name, info) for name, info in infos.items()]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__doc__ = serve.__doc__
+    return run
+
+
+@command(
+    "[OPTIONS]",
+    "sie serve",
+    "sie serve --config sie.yaml --port 9000 --reload",
+    "sie serve --emulate-device 256MiB",
+    parsed=_parsed,
+)
+def serve() -> None:
+    """Start the server.
+
+    Without a configuration it serves the models that the installed adapters bring. Every option can also stand in the
+    configuration file or in an environment variable; a flag wins over a variable, a variable over the file. SIGHUP has
+    the file read again.
+    """
+
+
+_FILE = Parameter(
+    name=("--config", "-c"),
+    metavar="FILE",
+    help=f"Configuration file. Not given: SIE_CONFIG, else {DEFAULT_FILE} here, if there is one.",
+)
+_RELOAD = Parameter(negative="", show_default=False, help="Read the configuration file again whenever it changes.")
+
+
+def _parameter(name: str, kind: Any, default: Any, described: Parameter) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, described]
+    )
+
+
+def _of_option(name: str, info: OptionInfo) -> inspect.Parameter:
+    # Values stay text: the configuration reads them as strictly as the file's, and names the flag in its errors.
+    kind = bool | None if info.type is bool else str | None
+    section = info.key.partition(".")[0]
+    described = Parameter(
+        name=info.flag,
+        help=info.help + (f" [{info.env}]" if info.env else ""),
+        metavar=_metavar(info),
+        show_default=_default(info),
+        group=Group(_TITLES[section], sort_key=list(_TITLES).index(section) + 1),
+    )
+    return _parameter(name, kind, None, described)
+
+
+def _metavar(info: OptionInfo) -> str | None:
+    if info.type is bool:
+        return None
+    for mark, word in _METAVARS.items():
+        if mark in info.expects:
+            return word
+    return info.key.rpartition("_")[2].rpartition(".")[2].upper()
+
+
+def _default(info: OptionInfo) -> Any:
+    """The default as people write it; False where showing one would say nothing."""
+    if info.default in (None, False):
+        return False
+    is_size = "size" in info.expects and isinstance(info.default, int)
+    text = format_bytes(info.default) if is_size else str(info.default)
+    return lambda _: text
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- running ---------------------------------------------------------------------------------------
+
+
+def _run(asked: _Asked) -> int:
+    # Whoever manages the process may ask for a reload before there is anything to reload.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        config = load_config(asked.file, flags=asked.flags)
+        logs.set_up(config.telemetry.log_level, config.telemetry.log_file)
+        for warning in config.warnings:
+            _log.warning("%s", warning)
+        sock = bind(config.server.host, config.server.port)
+        plugins = Plugins.load(strict=config.plugins.strict)
+        config = settings.bind(config, plugins)
+    except ConfigError as error:
+        raise from_config_error(error) from error
+    except PluginError as error:
+        raise from_plugin_error(error) from error
+    from sie_core.cli.running import loop_factory
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(asked, config, plugins, sock))
+
+
+async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.socket) -> int:
+    from sie_core.cli.compose import compose
+    from sie_core.cli.reload import Reloader
+    from sie_core.cli.running import Signals, leave, listen
+
+    signals = Signals(drain_s=config.server.drain_s)
+    with signals.handled():
+        try:
+            parts = compose(config, plugins)
+            await parts.registry.start()
+        except ConfigError as error:
+            raise from_config_error(error) from error
+        except PluginError as error:
+            raise from_plugin_error(error) from error
+        reloader = Reloader(config, lambda: settings.read(asked.file, asked.flags, plugins), parts.registry)
+        signals.on_hangup = reloader.reload
+        watching = asyncio.ensure_future(reloader.watch(config.path)) if asked.reload and config.path else None
+        print(_greeting(config, sock), flush=True)
+        try:
+            await listen(
+                parts.app, sock, signals.stop, drain_s=config.server.drain_s, on_stop=parts.service.begin_shutdown
+            )
+        finally:
+            if watching is not None:
+                watching.cancel()
+            assert signals.deadline is not None
+            await parts.registry.shutdown(signals.deadline.left())
+            parts.telemetry.shutdown()
+    if parts.registry.health():
+        leave(Exit.FAILED, "sie: an engine could not be closed; leaving without it")
+    _log.info("stopped")
+    return Exit.OK
+
+
+def _greeting(config: Config, sock: socket.socket) -> str:
+    url = base_url(sock)
+    names = [model.name for model in config.models]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    lines = [f"SIE is ready at {url}", f"  models    {shown or 'none: name some in the configuration'}"]
+    if config.path is not None:
+        lines.append(f"  from      {config.path}")
+    if config.server.port is None and not url.endswith(":8080"):
+        lines.append("  port      8080 is taken, so this is a free one; --port chooses another")
+    if names:
+        key = ' -H "Authorization: Bearer $SIE_API_KEY"' if config.server.api_keys else ""
+        body = f"""'{{"model": "{names[0]}", "input": "Hello, world"}}'"""
+        lines += [
+            "  try       curl " + url + "/v1/embeddings" + key + " -H 'Content-Type: application/json' \\",
+            f"              -d {body}",
+        ]
+    lines.append("  stop      Ctrl-C")
+    return printable("\n".join(lines), newlines=True)
