@@ -10,7 +10,6 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from sie_core import __version__
 from sie_core.http.auth import KeyRing
 from sie_core.http.endpoint import Endpoint, Handler, Site
 from sie_core.http.errors import Dialect, render
@@ -22,7 +21,7 @@ from sie_core.telemetry import Telemetry
 if TYPE_CHECKING:
     from sie_core.config import ServerConfig
     from sie_core.plugins import Plugins
-    from sie_core.serving.service import Service
+    from sie_core.serving import Service
 
 __all__ = ["create_app"]
 
@@ -45,7 +44,6 @@ def create_app(
         service=service,
         limits=Limits(settings.max_body_bytes, settings.max_item_bytes, settings.max_items),
         telemetry=telemetry or Telemetry.disabled(),
-        version=__version__,
         started_at=time.time(),
     )
     extra = plugins.routes() if plugins is not None else ()

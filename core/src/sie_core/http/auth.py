@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
+from sie_core.config import ApiKey, is_loopback, parse_api_key
 from sie_core.errors import ConfigError, ConfigProblem, Forbidden, Unauthorized
 
 if TYPE_CHECKING:
@@ -17,16 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyRing", "check_bind", "role_for"]
 
-ROLES: Final = ("inference", "admin")
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
 _ADMIN: Final = "/v1/admin"
-
-
-@frozen
-class _Key:
-    role: str
-    name: str
-    digest: bytes
 
 
 def role_for(path: str) -> str | None:
@@ -66,44 +56,29 @@ class KeyRing:
         scheme, _, secret = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not secret.strip():
             raise Unauthorized("an API key is needed: send it as 'Authorization: Bearer KEY'")
-        digest = hashlib.sha256(secret.strip()).digest()
+        digest = hashlib.sha256(secret.strip()).hexdigest()
         role = None
         for key in self._keys:  # Never stops early: the time taken says nothing about which key is near.
-            if hmac.compare_digest(key.digest, digest):
+            if hmac.compare_digest(key.sha256, digest):
                 role = key.role
         if role is None:
             raise Unauthorized("this API key is not known here")
         return role
 
 
-def _parse(number: int, line: str) -> _Key:
-    role, _, rest = line.strip().partition(":")
-    name, _, digest = rest.rpartition(":")
+def _parse(number: int, line: str) -> ApiKey:
     try:
-        raw = bytes.fromhex(digest)
-    except ValueError:
-        raw = b""
-    if role not in ROLES or not name or len(raw) != hashlib.sha256().digest_size:
-        shape = "role:name:sha256-of-key, with the role inference or admin and 64 hexadecimal digits"
-        raise ConfigError([ConfigProblem(f"key {number} is not of the form {shape}", path="server.api_keys")])
-    return _Key(role, name, raw)
+        return parse_api_key(line)
+    except ValueError as error:
+        raise ConfigError([ConfigProblem(f"key {number}: {error}", path="server.api_keys")]) from None
 
 
 def check_bind(settings: ServerConfig) -> None:
     """Refuse to listen beyond this machine without keys. Raises ConfigError."""
-    if settings.api_keys or settings.allow_insecure_bind or _is_loopback(settings.host):
+    if settings.api_keys or settings.allow_insecure_bind or is_loopback(settings.host):
         return
     message = (
         f"{settings.host} can be reached from other machines and no API keys are configured: set server.api_keys_file "
         "(SIE_API_KEYS_FILE), or server.allow_insecure_bind: true to serve everybody"
     )
     raise ConfigError([ConfigProblem(message, path="server.host")])
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

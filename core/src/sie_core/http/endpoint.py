@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 from starlette.types import Receive, Scope, Send
 
-from sie_core.errors import ModelNotFound
 from sie_core.http.exchange import Exchange
 from sie_core.http.limits import Limits
 from sie_core.http.wire import Reply
 
 if TYPE_CHECKING:
-    from sie_core.serving.service import Service
+    from sie_core.serving import Service
+    from sie_core.telemetry import Telemetry
 
 __all__ = ["Endpoint", "Handler", "Site"]
 
@@ -25,20 +25,9 @@ class Site:
 
     service: Service
     limits: Limits
-    telemetry: Any
-    version: str
+    telemetry: Telemetry
     started_at: float
     """Wall-clock time, seconds since 1970."""
-
-    def resolve(self, name: str) -> str:
-        """The configured name behind the name in a path: some clients write ``__`` for ``/``."""
-        if "__" not in name:
-            return name
-        try:
-            self.service.model(name)
-        except ModelNotFound:
-            return name.replace("__", "/")
-        return name
 
 
 Handler = Callable[[Site, Exchange], Awaitable[Reply]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from sie_core.types import Decision, Residency
@@ -10,9 +9,10 @@ from sie_core.types import Decision, Residency
 if TYPE_CHECKING:
     from sie_core.http.endpoint import Site
     from sie_core.memory.ledger import AccountState
-    from sie_core.residency.record import ModelStatus
+    from sie_core.residency import ModelStatus
+    from sie_core.serving import ServerStatus
 
-__all__ = ["STATES", "decision", "model_card", "model_status", "openai_card", "snapshot"]
+__all__ = ["STATES", "decision", "model_card", "model_status", "openai_card", "server_status"]
 
 STATES: Final = {
     Residency.RESIDENT: "loaded",
@@ -86,11 +86,11 @@ def account_status(account: AccountState) -> dict[str, Any]:
     }
 
 
-def snapshot(accounts: Iterable[AccountState], models: Iterable[ModelStatus]) -> dict[str, Any]:
-    """The body of ``/v1/status``, without what changes by itself (the time)."""
+def server_status(status: ServerStatus) -> dict[str, Any]:
+    """Accounts and models, without what changes by itself (the uptime)."""
     return {
-        "accounts": [account_status(account) for account in accounts],
-        "models": [model_status(status) for status in models],
+        "accounts": [account_status(account) for account in status.accounts],
+        "models": [model_status(model) for model in status.models],
     }
 
 
@@ -118,5 +118,4 @@ def _last_error(status: ModelStatus) -> dict[str, Any] | None:
         "message": failure.message,
         "attempts": failure.attempts,
         "permanent": failure.permanent,
-        "retry_in_s": status.retry_in_s,
     }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from sie_core.errors import InvalidInput, Unsupported
@@ -14,6 +13,10 @@ from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.limits import decode, read_body
 from sie_core.http.views import decision, model_status
 from sie_core.http.wire import Reply, pack
+
+if TYPE_CHECKING:
+    from sie_core.residency import ModelStatus
+    from sie_core.serving import Service
 
 __all__ = ["ACTIONS", "decisions"]
 
@@ -29,57 +32,57 @@ async def decisions(site: Site, exchange: Exchange) -> Reply:
     return pack({"decisions": [decision(one) for one in found]}, msgpack=exchange.wants_msgpack)
 
 
-async def _load(site: Site, model: str, options: dict[str, Any]) -> None:
-    await site.service.load(model, wait_s=_seconds(options.get("wait_s")))
+async def _load(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
+    return await service.load(model, wait_s=_seconds(options))
 
 
-async def _unload(site: Site, model: str, options: dict[str, Any]) -> None:
+async def _unload(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
     force = options.get("force", False)
     if not isinstance(force, bool):
         raise InvalidInput("'force' must be true or false", param="force")
-    await site.service.unload(model, force=force)
+    return await service.unload(model, force=force, wait_s=_seconds(options))
 
 
-async def _park(site: Site, model: str, options: dict[str, Any]) -> None:
-    await _if_there_is_a_tier(site.service.park(model))
+async def _park(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
+    return await _if_there_is_a_tier(service.park(model))
 
 
-async def _wake(site: Site, model: str, options: dict[str, Any]) -> None:
-    await _if_there_is_a_tier(site.service.wake(model))
+async def _wake(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
+    return await _if_there_is_a_tier(service.wake(model))
 
 
-async def _pin(site: Site, model: str, options: dict[str, Any]) -> None:
-    site.service.pin(model)
+async def _pin(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
+    return service.pin(model)
 
 
-async def _unpin(site: Site, model: str, options: dict[str, Any]) -> None:
-    site.service.unpin(model)
+async def _unpin(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
+    return service.unpin(model)
 
 
-async def _if_there_is_a_tier(asked: Awaitable[Any]) -> None:
+async def _if_there_is_a_tier(asked: Awaitable[ModelStatus]) -> ModelStatus:
     try:
-        await asked
+        return await asked
     except Unsupported as error:
         raise HttpError(501, "UNSUPPORTED", error.message) from error
 
 
-def _seconds(value: Any) -> float | None:
+def _seconds(options: dict[str, Any]) -> float | None:
+    value = options.get("wait_s")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise InvalidInput("'wait_s' must be a number of seconds", param="wait_s")
     return float(value)
 
 
-def _handler(act: Callable[[Site, str, dict[str, Any]], Awaitable[None]]) -> Handler:
+def _handler(act: Callable[[Service, str, dict[str, Any]], Awaitable[ModelStatus]]) -> Handler:
     async def handle(site: Site, exchange: Exchange) -> Reply:
-        """Do it, and answer with the model's status. A body is optional."""
+        """Do it, and answer with the model's status. A body is optional: ``wait_s``, and ``force`` for unload."""
         body = await read_body(exchange, site.limits)
         options = decode(body, msgpack=exchange.sends_msgpack) if body else {}
-        model = site.resolve(exchange.scope["path_params"]["model"])
         with Watched(exchange):
-            await act(site, model, options)
-        return pack(model_status(site.service.model(model)), msgpack=exchange.wants_msgpack)
+            status = await act(site.service, exchange.scope["path_params"]["model"], options)
+        return pack(model_status(status), msgpack=exchange.wants_msgpack)
 
     return handle
 

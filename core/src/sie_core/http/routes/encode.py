@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from sie_core.errors import Unsupported
 from sie_core.http.endpoint import Site
 from sie_core.http.exchange import Exchange, Watched
-from sie_core.http.inputs import EncodeRequest, parse_encode
+from sie_core.http.inputs import parse_encode
 from sie_core.http.limits import read_object
 from sie_core.http.vectors import native_items
 from sie_core.http.wire import Reply, pack
@@ -20,8 +19,7 @@ async def encode(site: Site, exchange: Exchange) -> Reply:
     began = perf_counter()
     body = await read_object(exchange, site.limits)
     request = parse_encode(body, site.limits)
-    model = site.resolve(exchange.scope["path_params"]["model"])
-    _check_capabilities(site, model, request)
+    model = exchange.scope["path_params"]["model"]
     with Watched(exchange):
         result = await site.service.encode(model, request.items, request.params)
     msgpack = exchange.wants_msgpack
@@ -38,30 +36,6 @@ async def encode(site: Site, exchange: Exchange) -> Reply:
         "usage": {"input_tokens": result.tokens},
     }
     return pack(answer, msgpack=msgpack)
-
-
-def _check_capabilities(site: Site, model: str, request: EncodeRequest) -> None:
-    """Refuse before the queue what the model is known not to do. Plain dense requests skip this, for speed."""
-    wanted = request.params.output_types
-    with_images = [index for index, item in enumerate(request.items) if item.images]
-    if wanted == ("dense",) and not with_images:
-        return
-    known = site.service.model(model).capabilities
-    if known is None:
-        return
-    missing = [name for name in wanted if name not in known.outputs]
-    if missing:
-        raise Unsupported(
-            f"model {model!r} gives no {', '.join(missing)} output; it gives {', '.join(known.outputs)}",
-            supported=known.outputs,
-            param="output_types",
-        )
-    if with_images and not {"image", "images"} & set(known.inputs):
-        raise Unsupported(
-            f"model {model!r} takes no images (item {with_images[0]} has some); it takes {', '.join(known.inputs)}",
-            supported=known.inputs,
-            param="items",
-        )
 
 
 def _ms(seconds: float) -> float:

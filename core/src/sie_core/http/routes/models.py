@@ -23,5 +23,5 @@ async def list_models(site: Site, exchange: Exchange) -> Reply:
 
 async def show_model(site: Site, exchange: Exchange) -> Reply:
     """One model; 404 with what may have been meant."""
-    status = site.service.model(site.resolve(exchange.scope["path_params"]["model"]))
+    status = site.service.model(exchange.scope["path_params"]["model"])
     return pack({**openai_card(status, site), **model_card(status)}, msgpack=exchange.wants_msgpack)

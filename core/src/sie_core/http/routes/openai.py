@@ -18,9 +18,8 @@ async def embeddings(site: Site, exchange: Exchange) -> Reply:
     """Embed strings or token lists."""
     body = await read_object(exchange, site.limits)
     request = parse_embeddings(body, site.limits)
-    model = site.resolve(request.model)
     with Watched(exchange):
-        result = await site.service.encode(model, request.items, request.params)
+        result = await site.service.encode(request.model, request.items, request.params)
     data = await openai_data(result.outputs, as_base64=request.base64)
     return Reply(
         b'{"object":"list","data":%b,"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'

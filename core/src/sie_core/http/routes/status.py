@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from sie_core.http.endpoint import Site
 from sie_core.http.exchange import Exchange
-from sie_core.http.views import snapshot
+from sie_core.http.views import server_status
 from sie_core.http.wire import Reply, pack
+
+if TYPE_CHECKING:
+    from sie_core.serving import ServerStatus
 
 __all__ = ["StatusFeed", "show_status"]
 
@@ -24,16 +26,11 @@ POLL_S: Final = 1.0
 
 async def show_status(site: Site, exchange: Exchange) -> Reply:
     """Accounts, models, uptime and version."""
-    return pack(_stamped(_state(site), site), msgpack=exchange.wants_msgpack)
+    return pack(_stamped(site.service.status()), msgpack=exchange.wants_msgpack)
 
 
-def _state(site: Site) -> dict[str, Any]:
-    status = site.service.status()
-    return snapshot(status.accounts, status.models)
-
-
-def _stamped(state: dict[str, Any], site: Site) -> dict[str, Any]:
-    return {**state, "uptime_s": round(max(0.0, time.time() - site.started_at), 3), "version": site.version}
+def _stamped(status: ServerStatus) -> dict[str, Any]:
+    return {**server_status(status), "uptime_s": round(status.uptime_s, 3), "version": status.version}
 
 
 class StatusFeed:
@@ -112,8 +109,9 @@ class StatusFeed:
             unsubscribe()
 
     def _look(self) -> None:
-        state = _state(self._site)
+        status = self._site.service.status()
+        state = server_status(status)
         if state != self._state:
             self._state = state
             self._version += 1
-            self._text = orjson.dumps(_stamped(state, self._site)).decode()
+            self._text = orjson.dumps(_stamped(status)).decode()
