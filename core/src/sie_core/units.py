@@ -57,7 +57,7 @@ def _from_text(text: str) -> int:
     if factor == 1 and "." in number:
         raise ValueError(f"{stripped!r} is a fraction of a byte: {_HOW}")
     whole, _, fraction = number.partition(".")
-    return int(whole + fraction) * factor // 10 ** len(fraction)
+    return int(whole + fraction) * factor // int("1" + "0" * len(fraction))
 
 
 def format_bytes(nbytes: int) -> str:

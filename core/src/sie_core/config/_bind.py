@@ -12,7 +12,7 @@ from attrs import frozen
 from sie_core.config._readers import AttrsReader
 from sie_core.config._value import INVALID, Report, Value, Where, value_of
 from sie_core.config.model import Config
-from sie_core.errors import ConfigError, ConfigProblem
+from sie_core.errors import ConfigError
 from sie_core.types import ModelSpec
 
 
@@ -21,7 +21,7 @@ class NoOptions:
     """The options of an adapter that states none."""
 
 
-def bind_models(config: Config, adapters: Mapping[str, Any]) -> Config:
+def bind_models(config: Config, adapters: Mapping[str, type]) -> Config:
     """The configuration with every model's ``options`` as an object of its adapter's ``options`` class.
 
     ``adapters``: adapter classes by name. A model whose adapter is not among them keeps its plain options and is listed
@@ -30,20 +30,36 @@ def bind_models(config: Config, adapters: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: with every problem found, at its place in the file.
     """
-    problems: list[ConfigProblem] = []
+    report = Report(
+        str(config.path) if config.path is not None else "",
+        config.path.parent.absolute() if config.path is not None else Path.cwd(),
+    )
     readers: dict[str, AttrsReader | str] = {}
+    in_file = config.option_values
     models = []
     for index, model in enumerate(config.models):
         adapter = adapters.get(model.adapter)
-        if adapter is None:
-            models.append(model)
-            continue
-        if model.adapter not in readers:
-            readers[model.adapter] = _reader(model.adapter, getattr(adapter, "options", NoOptions))
-        models.append(_bind(config, index, model, readers[model.adapter], problems))
-    if problems:
-        raise ConfigError(problems)
+        if adapter is not None and isinstance(model.options, Mapping):  # else made in code, and typed already
+            if model.adapter not in readers:
+                readers[model.adapter] = _reader(model.adapter, getattr(adapter, "options", NoOptions))
+            place = Where(f"models[{index}].options")
+            value, where = in_file.get(model.name) or (value_of(dict(model.options)), place)
+            model = _bind(model, readers[model.adapter], value, where, report)
+        models.append(model)
+    if report.problems:
+        raise ConfigError(report.problems)
     return attrs.evolve(config, models=tuple(models))
+
+
+def _bind(model: ModelSpec, reader: AttrsReader | str, value: Value, where: Where, report: Report) -> ModelSpec:
+    if isinstance(reader, str):
+        report.add(where, reader)
+        return model
+    before = len(report.problems)
+    options = reader.read(value, where, report)
+    for problem in report.problems[before:]:
+        problem.message += f" (model {model.name}, adapter {model.adapter})"
+    return model if options is INVALID else attrs.evolve(model, options=options)
 
 
 def _reader(name: str, cls: Any) -> AttrsReader | str:
@@ -56,28 +72,6 @@ def _reader(name: str, cls: Any) -> AttrsReader | str:
     except Exception as exc:  # a type that no file can hold, or an annotation that names nothing
         return f"the adapter {name!r} is faulty: its options can't be read from a file: {exc}"
     return reader
-
-
-def _bind(
-    config: Config, index: int, model: ModelSpec, reader: AttrsReader | str, problems: list[ConfigProblem]
-) -> ModelSpec:
-    if not isinstance(model.options, Mapping):
-        return model  # made in code, typed already
-    file = str(config.path) if config.path else ""
-    base = config.path.parent.absolute() if config.path else Path.cwd()
-    report = Report(file, base, problems)
-    value, where = config.option_values.get(model.name) or (
-        value_of(dict(model.options)),
-        Where(f"models[{index}].options"),
-    )
-    if isinstance(reader, str):
-        report.add(where, reader)
-        return model
-    before = len(problems)
-    options = reader.read(value, where, report)
-    for problem in problems[before:]:
-        problem.message += f" (model {model.name}, adapter {model.adapter})"
-    return model if options is INVALID else attrs.evolve(model, options=options)
 
 
 @frozen
@@ -112,6 +106,3 @@ def _engine(model: ModelSpec) -> Any:
     source = model.source
     relative = source is not None and source.kind == "path" and not Path(source.location).is_absolute()
     return (model.engine_key(), source.base if relative and source is not None else None)
-
-
-__all__ = ["ConfigChange", "NoOptions", "Value", "bind_models", "compare"]

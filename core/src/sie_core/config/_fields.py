@@ -105,22 +105,26 @@ def describe_options(cls: type, prefix: str = "", *, file_only: bool = False) ->
 # --- checks ----------------------------------------------------------------------------------------
 
 
+def _show(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def at_least(least: float, unit: str = "") -> Callable[[Any], str | None]:
     def check(value: Any) -> str | None:
-        return None if value >= least else f"must be at least {least}{unit}, and is {value}"
+        return None if value >= least else f"must be at least {least}{unit}, and is {_show(value)}"
 
     return check
 
 
 def above(limit: float, unit: str = "", hint: str = "") -> Callable[[Any], str | None]:
     def check(value: Any) -> str | None:
-        return None if value > limit else f"must be more than {limit}{unit}, and is {value}{hint}"
+        return None if value > limit else f"must be more than {limit}{unit}, and is {_show(value)}{hint}"
 
     return check
 
 
 def between(least: int, most: int) -> Callable[[Any], str | None]:
     def check(value: Any) -> str | None:
-        return None if least <= value <= most else f"must be from {least} to {most}, and is {value}"
+        return None if least <= value <= most else f"must be from {least} to {most}, and is {_show(value)}"
 
     return check

@@ -13,12 +13,11 @@ import attrs
 from sie_core.config._fields import OptionInfo, describe_options
 from sie_core.config._models import read_models
 from sie_core.config._readers import AttrsReader
-from sie_core.config._value import INVALID, Report, Value, Where, shorten, suggest, value_of
+from sie_core.config._value import INVALID, Report, Value, Where, suggest, value_of
 from sie_core.config._yaml import read_yaml
 from sie_core.config.keys import check_keys, read_keys_file
 from sie_core.config.model import SECTIONS, Config, Origin
 from sie_core.errors import ConfigError, ConfigProblem
-from sie_core.units import BYTES
 
 DEFAULT_FILE = "sie.yaml"
 _CLIENT_VARIABLES = ("SIE_BASE_URL", "SIE_API_KEY", "SIE_CONFIG")
@@ -80,7 +79,7 @@ class _Loading:
             path=file,
             warnings=self._slips(),
             origins=self.origins,
-            option_values=values,
+            model_values=values,
         )
 
     def _file(self, path: Path | str | None) -> Path | None:
@@ -90,7 +89,8 @@ class _Loading:
         if named:
             return Path(named)
         default = Path(DEFAULT_FILE)
-        return default if default.exists() else None
+        # A link to nowhere counts: who made it meant the file to be read.
+        return default if default.exists() or default.is_symlink() else None
 
     def _report(self, file: str, base: Path) -> Report:
         return Report(file, base if base.is_absolute() else self.here / base, self.problems)
@@ -259,6 +259,3 @@ def _from_text(text: str, tp: Any) -> Value:
         except ValueError:
             pass
     return Value("text", text)
-
-
-__all__ = ["BYTES", "DEFAULT_FILE", "is_loopback", "load_config", "options", "shorten"]

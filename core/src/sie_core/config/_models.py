@@ -12,7 +12,7 @@ from attrs import frozen
 
 from sie_core.config._fields import above, at_least, option
 from sie_core.config._readers import AttrsReader
-from sie_core.config._value import INVALID, Report, Value, Where, plain, shorten
+from sie_core.config._value import INVALID, Report, Value, Where, shorten
 from sie_core.sources import parse_source
 from sie_core.types import ModelSpec, WakeCheck
 from sie_core.units import ByteSize
@@ -111,12 +111,12 @@ _READER = AttrsReader(ModelEntry)
 def read_models(
     value: Value, where: Where, report: Report, defaults: Mapping[str, Any]
 ) -> tuple[tuple[ModelSpec, ...], dict[str, tuple[Value, Where]]]:
-    """The models, and what stands under ``options`` of each by name. ``defaults``: the server-wide settings."""
+    """The models, and what the file says of each by name. ``defaults``: the server-wide settings."""
     if value.kind != "list":
         report.mismatch(where, "a list of models", value, "write [] for none" if value.kind == "null" else "")
         return (), {}
     specs: list[ModelSpec] = []
-    options: dict[str, tuple[Value, Where]] = {}
+    values: dict[str, tuple[Value, Where]] = {}
     names = _Names()
     for index, item in enumerate(value.data):
         place = where.item(index, item)
@@ -127,11 +127,8 @@ def read_models(
         spec = _read_model(item, place, report, defaults)
         if spec is not None:
             specs.append(spec)
-            if "options" in item.data:
-                options[spec.name] = (item.data["options"], place.key("options", item))
-            else:
-                options[spec.name] = (Value("mapping", {}, item.line, item.column), place.key("options", item))
-    return tuple(specs), options
+            values[spec.name] = (item, place)
+    return tuple(specs), values
 
 
 def _read_model(item: Value, place: Where, report: Report, defaults: Mapping[str, Any]) -> ModelSpec | None:
@@ -199,6 +196,3 @@ class _Names:
         other = self.flat.setdefault(name.replace("/", "__"), name)
         if other != name:
             report.add(where, f"the names {other!r} and {name!r} are one in addresses, where / is also written __")
-
-
-__all__ = ["ModelEntry", "check_name", "plain", "read_models"]

@@ -13,14 +13,15 @@ import enum
 import math
 import types
 from collections import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
-from sie_core.config._value import INVALID, Report, Value, Where, plain, suggest
+from sie_core.config._value import INVALID, Report, Value, Where, oddities, plain, suggest
 from sie_core.units import BYTES, parse_bytes
 
 Read = Callable[[Value, Where, Report], Any]
@@ -34,6 +35,8 @@ class Reader:
     read: Read
     exact: bool = False
     """Whether it takes a few given values only; a union tries such members first."""
+    words: tuple[str, ...] = ()
+    """The words among those values."""
 
 
 @cache
@@ -93,7 +96,7 @@ def _float(value: Value, where: Where, report: Report) -> Any:
 
 
 def _unquote(value: Value) -> str:
-    if value.kind != "text":
+    if value.kind != "text" or value.line is None:  # flags and variables have no quotes to remove
         return ""
     try:
         float(value.data)
@@ -105,7 +108,8 @@ def _unquote(value: Value) -> str:
 def _bool(value: Value, where: Where, report: Report) -> Any:
     if value.kind == "bool":
         return value.data
-    hint = "write true or false without quotes" if value.kind == "text" else ""
+    quoted = value.kind == "text" and value.line is not None
+    hint = "write true or false without quotes" if quoted and value.data.lower() in ("true", "false") else ""
     return report.mismatch(where, "true or false", value, hint)
 
 
@@ -128,7 +132,8 @@ def _path(value: Value, where: Where, report: Report) -> Any:
 
 
 def _any(value: Value, where: Where, report: Report) -> Any:
-    return plain(value)
+    odd = [report.add(place, f"found {item.describe()}") for item, place in oddities(value, where)]
+    return INVALID if odd else plain(value)
 
 
 _NULL = Reader("null", _null, exact=True)
@@ -160,7 +165,7 @@ def _choice(choices: dict[Any, Any]) -> Reader:
         hint = suggest(value.data, words) if value.kind == "text" else ""
         return report.add(where, f"expected {expected}, found {value.describe()}{hint}")
 
-    return Reader(expected, read, exact=True)
+    return Reader(expected, read, exact=True, words=tuple(words))
 
 
 # --- compounds -------------------------------------------------------------------------------------
@@ -170,23 +175,26 @@ def _union(members: Sequence[Reader]) -> Reader:
     # Exact members first, or "auto" would be reported as a malformed size.
     ordered = tuple(sorted(members, key=lambda member: not member.exact))
     expected = " or ".join(member.expected for member in members)
-    others = [member for member in members if member is not _NULL]
+    words = [word for member in members for word in member.words]
 
     def read(value: Value, where: Where, report: Report) -> Any:
-        closest: Report | None = None
+        closest: tuple[Reader, Report] | None = None
         for member in ordered:
             scratch = report.scratch()
             result = member.read(value, where, scratch)
             if result is not INVALID:
                 return result
             if _fits_partly(scratch, where):
-                closest = scratch
+                closest = (member, scratch)
+        near = suggest(value.data, words) if value.kind == "text" else ""
         if closest is None:
-            return report.mismatch(where, expected, value, _unquote(value) if _wants_number(others) else "")
-        for problem in closest.problems:
-            if problem.path == where.path and len(others) > 1:
-                problem.message += f" (or: {expected})"
-        report.problems += closest.problems
+            hint = _unquote(value) if _wants_number(members) else ""
+            return report.mismatch(where, expected, value, near.removeprefix(", ") or hint)
+        others = [member.expected for member in members if member is not closest[0] and member is not _NULL]
+        for problem in closest[1].problems:
+            if problem.path == where.path:
+                problem.message += near or (f", or {' or '.join(others)}" if others else "")
+        report.problems += closest[1].problems
         return INVALID
 
     return Reader(expected, read)
@@ -309,23 +317,38 @@ class AttrsReader:
             return INVALID
 
     def _validate(self, values: dict[str, Any], value: Value, where: Where, report: Report) -> bool:
-        """Ask every field's validator on its own, so that all complaints come at once and with their keys."""
-        found = False
+        """Ask every field's converter and validator on its own, so that all complaints come, with their keys."""
+        before = len(report.problems)
         instance: Any = object.__new__(self.cls)
-        for key, (field, _) in self.fields.items():
-            if key in values:
-                object.__setattr__(instance, field.name, values[key])
-        for key, (field, _) in self.fields.items():
-            if key not in values or field.validator is None:
-                continue
-            try:
-                field.validator(instance, field, values[key])
-            except (ValueError, TypeError) as exc:
-                report.add(where.key(key, value), explain(exc))
-                found = True
-            except Exception:  # it wanted a field that could not be read, which is reported already
-                continue
-        return found
+        present = [(key, field) for key, (field, _) in self.fields.items() if key in values]
+        for key, field in present:
+            with _reported(where.key(key, value), report):
+                object.__setattr__(instance, field.name, _converted(field, instance, values[key]))
+        for key, field in present:
+            if field.validator is not None and hasattr(instance, field.name):
+                with _reported(where.key(key, value), report):
+                    field.validator(instance, field, getattr(instance, field.name))
+        return len(report.problems) > before
+
+
+def _converted(field: attrs.Attribute[Any], instance: Any, value: Any) -> Any:
+    converter: Any = field.converter
+    if converter is None:
+        return value
+    if isinstance(field.converter, attrs.Converter):
+        return converter.__call__(value, instance, field)  # an attribute of the object, so no plain call
+    return converter(value)
+
+
+@contextmanager
+def _reported(where: Where, report: Report) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as exc:
+        report.add(where, explain(exc))
+    except Exception:
+        # It looked at a field that could not be read, which is reported already.
+        return
 
 
 def explain(exc: Exception) -> str:

@@ -6,6 +6,7 @@ every problem can be reported with its place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -141,6 +142,18 @@ def value_of(data: Any) -> Value:
             return Value("mapping", {key: value_of(item) for key, item in data.items()})
         case _:
             return Value("odd", None, note=f"an object of type {type(data).__name__}")
+
+
+def oddities(value: Value, where: Where) -> Iterator[tuple[Value, Where]]:
+    """What within the value is ``odd``, with its place."""
+    if value.kind == "odd":
+        yield value, where
+    elif value.kind == "list":
+        for index, item in enumerate(value.data):
+            yield from oddities(item, where.item(index, item))
+    elif value.kind == "mapping":
+        for key, item in value.data.items():
+            yield from oddities(item, where.key(key, value))
 
 
 def plain(value: Value) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 from attrs import frozen
 
 from sie_core.config._fields import above, at_least, between, option
+from sie_core.config._value import Value, Where
+from sie_core.errors import ConfigProblem
 from sie_core.types import ModelSpec
 from sie_core.units import ByteSize
 
@@ -190,12 +192,30 @@ class Config:
     path: Path | None = attrs.field(default=None, eq=False)
     warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
     origins: Mapping[str, Origin] = attrs.field(factory=dict, eq=False, repr=False)
-    option_values: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
-    """For binding: what stands under ``options``, with its place, by model name."""
+    model_values: Mapping[str, tuple[Value, Where]] = attrs.field(factory=dict, eq=False, repr=False)
+    """What the file says of each model, by name, with its place: for binding, and for :meth:`problem`."""
 
     def origin(self, key: str) -> Origin:
         """Where the value of an option (``server.port``, ``models``) came from."""
         return self.origins.get(key, _DEFAULT)
+
+    @property
+    def option_values(self) -> Mapping[str, tuple[Value, Where]]:
+        """What stands under ``options`` of each model, by name, with its place."""
+        return {
+            name: (entry.data.get("options") or Value("mapping", {}), place.key("options", entry))
+            for name, (entry, place) in self.model_values.items()
+        }
+
+    def problem(self, model: str, field: str, message: str) -> ConfigProblem:
+        """A complaint about a field of a model (``adapter``, ``source``), at its place in the file where it has one."""
+        index = next((index for index, spec in enumerate(self.models) if spec.name == model), 0)
+        where = Where(f"models[{index}].{field}")
+        if model in self.model_values:
+            value, place = self.model_values[model]
+            where = place.key(field, value)
+        file = str(self.path) if self.path is not None else ""
+        return ConfigProblem(message, path=where.path, file=file, line=where.line, column=where.column)
 
     @property
     def unbound(self) -> tuple[str, ...]:
