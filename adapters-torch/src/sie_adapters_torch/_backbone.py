@@ -1,0 +1,92 @@
+"""Running a transformers model over texts of different lengths without paying for padding.
+
+Everything above works on *packed* rows: the hidden states of all tokens of a batch, one after the other, ``(tokens,
+hidden)``, with the texts' lengths beside them. How they are computed depends on the model and the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from attrs import frozen
+
+__all__ = ["Backbone", "Packed", "PaddedBackbone", "split_by_length"]
+
+
+@frozen(eq=False)
+class Packed:
+    """Token ids of a batch, int64 (tokens,), and each text's length; longest first."""
+
+    ids: torch.Tensor
+    lengths: tuple[int, ...]
+
+
+class Backbone(Protocol):
+    """Computes hidden states."""
+
+    module: torch.nn.Module
+
+    def groups(self, lengths: Sequence[int], limit: int) -> list[range]:
+        """Cut texts, given by length, longest first, into groups to run one after the other.
+
+        ``limit``: tokens (padding included) a group may hold; a longer text is a group of its own.
+        """
+
+    def hidden(self, batch: Packed) -> torch.Tensor:
+        """Hidden states of the last layer, (tokens, hidden), in the order of ``batch.ids``."""
+
+
+class PaddedBackbone:
+    """Any transformers model, in padded batches of texts of similar length.
+
+    ``overhead``: what a further batch costs, in tokens' worth of time.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, pad_id: int, overhead: int) -> None:
+        self.module = module
+        self._pad_id = pad_id
+        self._overhead = overhead
+
+    def groups(self, lengths: Sequence[int], limit: int) -> list[range]:
+        return split_by_length(lengths, limit=limit, overhead=self._overhead)
+
+    def hidden(self, batch: Packed) -> torch.Tensor:
+        count, longest = len(batch.lengths), batch.lengths[0]
+        if batch.lengths[-1] == longest:
+            return self._forward(batch.ids.view(count, longest), None).reshape(count * longest, -1)
+        device = batch.ids.device
+        lengths = torch.tensor(batch.lengths, device=device)
+        mask = torch.arange(longest, device=device) < lengths[:, None]
+        ids = torch.full((count, longest), self._pad_id, dtype=torch.int64, device=device)
+        ids[mask] = batch.ids
+        return self._forward(ids, mask.to(torch.int64))[mask]
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        output: Any = self.module(input_ids=ids, attention_mask=mask)
+        hidden: torch.Tensor = output[0]
+        return hidden
+
+
+def split_by_length(lengths: Sequence[int], *, limit: int, overhead: int) -> list[range]:
+    """Cut a descending list of lengths where the padding saved is worth more than another batch (``overhead``).
+
+    The cheapest cut there is, for a cost of ``overhead + rows * longest`` a batch.
+    """
+    count = len(lengths)
+    best: list[float] = [0.0] + [float("inf")] * count
+    cut = [0] * (count + 1)
+    for end in range(1, count + 1):
+        for start in range(end - 1, -1, -1):
+            padded = (end - start) * lengths[start]
+            if padded > limit and end - start > 1:
+                break  # going further left only makes it larger
+            cost = best[start] + overhead + padded
+            if cost < best[end]:
+                best[end], cut[end] = cost, start
+    groups, end = [], count
+    while end:
+        groups.append(range(cut[end], end))
+        end = cut[end]
+    return groups[::-1]

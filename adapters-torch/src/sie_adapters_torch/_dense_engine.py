@@ -1,0 +1,243 @@
+"""The running dense encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from sie_core import (
+    BatchEngine,
+    BatchRequest,
+    DeviceBuffer,
+    DeviceOutOfMemory,
+    EncodeOutput,
+    EncodeParams,
+    EngineEvents,
+    InvalidInput,
+    MemoryReport,
+    ModelSpec,
+    Prepared,
+    Task,
+    TransitionCancelled,
+    TransitionContext,
+    Unsupported,
+)
+
+from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
+from sie_adapters_torch._files import DenseFiles
+from sie_adapters_torch._options import DenseOptions, options_of
+from sie_adapters_torch._packed_bert import PackedBert
+from sie_adapters_torch._pooling import Head, load_head, pool
+from sie_adapters_torch._reserve import activation_bytes_per_token, pool_name
+from sie_adapters_torch._tokenise import Tokeniser, Tokens
+from sie_adapters_torch._torch import free_all, out_of_memory, place_in_buffer, realised_bytes, torch_device
+from sie_adapters_torch._weights import load_backbone
+from sie_adapters_torch.dense import capabilities_of
+
+__all__ = ["DenseEngine", "load_dense"]
+
+_CPU_CHUNK = 512
+_CPU_OVERHEAD = 16
+_GPU_OVERHEAD = 4096
+
+
+def _step(ctx: TransitionContext, fraction: float, note: str) -> None:
+    if ctx.cancelled.is_set():
+        raise TransitionCancelled("the load was called off")
+    ctx.progress(fraction, note)
+
+
+def load_dense(model: ModelSpec, files: DenseFiles, ctx: TransitionContext, events: EngineEvents) -> DenseEngine:
+    """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
+    options = options_of(model, DenseOptions)
+    account = next(iter(ctx.grant.devices), model.device or "cpu")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    _step(ctx, 0.05, "reading weights")
+    with out_of_memory(account, loading=True):
+        backbone, config = load_backbone(files.model, options)
+        head = load_head(files.head, files.model.hidden_size)
+    _step(ctx, 0.7, "reading the tokenizer")
+    tokeniser = Tokeniser.load(files.model, options, config)
+    _step(ctx, 0.8, f"moving weights to {account}")
+    engine = DenseEngine(model, files, options, tokeniser, Placed(account, torch.nn.ModuleList([backbone, head])))
+    try:
+        with out_of_memory(account):
+            engine.place(ctx, events)
+        engine.start()
+    except BaseException:
+        engine.close(ctx)
+        raise
+    ctx.progress(1.0, "ready")
+    return engine
+
+
+@define(eq=False)
+class Placed:
+    """Tensors and where they are: the account, the modules, and the buffer behind them on an emulated device."""
+
+    account: str
+    modules: torch.nn.ModuleList
+    buffer: DeviceBuffer | None = field(default=None)
+
+
+@frozen(eq=False)
+class _Text:
+    tokens: Tokens
+    dims: int | None
+
+
+class DenseEngine(BatchEngine):
+    """One model on one device."""
+
+    def __init__(
+        self, model: ModelSpec, files: DenseFiles, options: DenseOptions, tokeniser: Tokeniser, placed: Placed
+    ) -> None:
+        self.devices = (placed.account,)
+        self.capabilities = capabilities_of(files)
+        self.headroom_pool = pool_name(placed.account)
+        self.max_batch_tokens: int | None = model.batch_tokens
+        self._model = model
+        self._files = files
+        self._options = options
+        self._tokeniser = tokeniser
+        self._placed = placed
+        self._device = torch_device(placed.account)
+        self._backbone: Backbone | None = None
+
+    # --- lifecycle ---
+
+    def place(self, ctx: TransitionContext, events: EngineEvents) -> None:
+        """Bring the tensors to the device. Raises DeviceOutOfMemory."""
+        placed, granted = self._placed, ctx.grant.devices.get(self._placed.account)
+        if placed.account.startswith("emulated"):
+            placed.buffer = place_in_buffer(placed.modules, lambda nbytes: ctx.device_buffer(placed.account, nbytes))
+        else:
+            placed.modules.to(self._device)
+        if granted is None:
+            return
+        held = realised_bytes(placed.modules)
+        over = held - granted.static_bytes
+        if over > 0 and not events.request_growth(placed.account, over):
+            raise DeviceOutOfMemory(
+                f"{self._model.name} holds {held} bytes, {over} more than it was granted",
+                account=placed.account, needed=held, free=granted.static_bytes,
+            )  # fmt: skip
+        per_token = activation_bytes_per_token(self._files.model, self._options.dtype)
+        if granted.headroom_bytes and placed.account.startswith("cuda"):
+            longest = self._files.model.max_length or 1
+            self.max_batch_tokens = max(longest, min(self._model.batch_tokens, granted.headroom_bytes // per_token))
+
+    def start(self) -> None:
+        """Choose how to run the model, once its tensors are in place."""
+        module = self._placed.modules[0]
+        on_cpu = self._device.type == "cpu"
+        if on_cpu and PackedBert.supports(module):
+            self._backbone = PackedBert(module, chunk=_CPU_CHUNK)
+        else:
+            overhead = _CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD
+            self._backbone = PaddedBackbone(module, pad_id=self._tokeniser.pad_id, overhead=overhead)
+
+    def memory(self) -> MemoryReport:
+        return MemoryReport({self._placed.account: realised_bytes(self._placed.modules)})
+
+    def probe(self, ctx: TransitionContext) -> bytes | None:
+        """The vector of a fixed sequence of ids, float32."""
+        size = self._tokeniser.vocabulary
+        length = min(self._tokeniser.limit or 16, 16)
+        ids = (np.arange(1, length + 1, dtype=np.int64) * 7919) % size
+        vector = self.run([Prepared(length, _Text(Tokens(ids), None))])[0].dense
+        return None if vector is None else vector.tobytes()
+
+    def probe_matches(self, before: bytes, after: bytes) -> bool:
+        if self._device.type == "cpu":
+            return before == after
+        # Kernels of a GPU may sum in another order from one run to the next.
+        tolerance = 1e-5 if self._options.dtype == "float32" else 1e-2
+        return np.allclose(
+            np.frombuffer(before, np.float32), np.frombuffer(after, np.float32), rtol=tolerance, atol=tolerance
+        )
+
+    def close(self, ctx: TransitionContext) -> None:
+        self._backbone = None
+        free_all(self._placed.modules)
+        if self._placed.buffer is not None:
+            self._placed.buffer.free()
+            self._placed.buffer = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- inference ---
+
+    def prepare(self, request: BatchRequest) -> Sequence[Prepared]:
+        params = request.params
+        if request.task is not Task.ENCODE:
+            raise Unsupported(f"{self._model.name} can encode only", supported=("encode",))
+        if unknown := [name for name in params.output_types if name != "dense"]:
+            raise Unsupported(
+                f"{self._model.name} gives dense vectors, not {', '.join(unknown)}",
+                supported=("dense",), param="output_types",
+            )  # fmt: skip
+        if images := [index for index, item in enumerate(request.items) if item.images]:
+            raise InvalidInput(f"{self._model.name} takes text only", index=images[0], param="images")
+        dims = self._dims(params.dimensions)
+        truncate = self._options.truncate if params.truncate is None else params.truncate
+        texts = self._tokeniser(request.items, prompt=self._prompt(params), truncate=truncate)
+        return [Prepared(len(tokens.ids), _Text(tokens, dims)) for tokens in texts]
+
+    def _prompt(self, params: EncodeParams) -> str:
+        """An instruction is the name of one of the model's prompts, or the prompt itself."""
+        prompts = self._files.prompts
+        if params.instruction is not None:
+            return prompts.named.get(params.instruction, params.instruction)
+        return prompts.query if params.is_query else prompts.document
+
+    def _dims(self, wanted: int | None) -> int | None:
+        full, sizes = self._files.dims, self._files.matryoshka
+        if wanted is None or wanted == full:
+            return None
+        if 0 < wanted < full and (sizes is None or wanted in sizes):
+            return wanted
+        offered = [str(full)] if not sizes else [*map(str, sizes), str(full)]
+        known = f"any size up to {full}" if sizes is None else " or ".join(offered)
+        raise Unsupported(
+            f"{self._model.name} gives {known} dimensions, not {wanted}", supported=offered, param="dimensions"
+        )
+
+    def run(self, batch: Sequence[Prepared]) -> Sequence[EncodeOutput]:
+        if self._backbone is None:
+            raise RuntimeError(f"{self._model.name} is closed")
+        texts: list[_Text] = [item.payload for item in batch]
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index].tokens.ids))
+        lengths = [len(texts[index].tokens.ids) for index in order]
+        outputs: list[EncodeOutput | None] = [None] * len(texts)
+        with torch.inference_mode(), out_of_memory(self._placed.account):
+            for group in self._backbone.groups(lengths, self.max_batch_tokens or self._model.batch_tokens):
+                members = order[group.start : group.stop]
+                vectors = self._vectors([texts[index].tokens for index in members], lengths[group.start : group.stop])
+                for index, vector in zip(members, vectors, strict=True):
+                    outputs[index] = EncodeOutput(
+                        tokens=len(texts[index].tokens.ids), dense=_resized(vector, texts[index].dims)
+                    )
+        return [output for output in outputs if output is not None]
+
+    def _vectors(self, texts: Sequence[Tokens], lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        assert self._backbone is not None
+        ids = torch.from_numpy(np.concatenate([text.ids for text in texts])).to(self._device)
+        hidden = self._backbone.hidden(Packed(ids, tuple(lengths)))
+        skips = [0 if self._files.include_prompt else text.prompt for text in texts]
+        pooled = pool(hidden, lengths, self._files.pooling, skips)
+        head: Head = self._placed.modules[1]  # type: ignore[assignment]
+        result: np.ndarray[Any, np.dtype[np.float32]] = head(pooled).cpu().numpy()
+        return result
+
+
+def _resized(vector: np.ndarray[Any, np.dtype[np.float32]], dims: int | None) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The first ``dims`` numbers, scaled to length 1 as Matryoshka models are trained to be used."""
+    if dims is None:
+        return vector
+    cut = vector[:dims]
+    return (cut / max(float(np.linalg.norm(cut)), 1e-12)).astype(np.float32)

@@ -1,0 +1,86 @@
+"""BERT and its kin without padding: the linear layers see all tokens of a batch as one matrix.
+
+Only the attention knows where a text ends, and there texts of one length go together. The weights are those of the
+transformers model; nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from sie_adapters_torch._backbone import Packed
+
+__all__ = ["PackedBert"]
+
+# Classes whose encoder is BERT's, layer for layer.
+_KIN = {"BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel"}
+
+
+class PackedBert:
+    """Runs a BERT on packed tokens. ``chunk``: tokens that go through together, so that activations stay in cache."""
+
+    def __init__(self, module: torch.nn.Module, *, chunk: int) -> None:
+        self.module = module
+        self._model: Any = module
+        config: Any = module.config
+        self._heads = int(config.num_attention_heads)
+        self._chunk = chunk
+        offset = 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
+        self._first_position = offset
+
+    @staticmethod
+    def supports(module: torch.nn.Module) -> bool:
+        """Whether this is a BERT, and one whose attention knows nothing but the tokens."""
+        config: Any = getattr(module, "config", None)
+        return (
+            type(module).__name__ in _KIN
+            and type(module).__module__.startswith("transformers.models.")
+            and getattr(config, "position_embedding_type", "absolute") in (None, "absolute")
+            and not getattr(config, "is_decoder", False)
+            and not getattr(config, "add_cross_attention", False)
+            and getattr(config, "_attn_implementation", "sdpa") == "sdpa"
+        )
+
+    def groups(self, lengths: Sequence[int], limit: int) -> list[range]:
+        groups, start, tokens = [], 0, 0
+        limit = min(limit, self._chunk)
+        for index, length in enumerate(lengths):
+            if index > start and tokens + length > limit:
+                groups.append(range(start, index))
+                start, tokens = index, 0
+            tokens += length
+        return [*groups, range(start, len(lengths))]
+
+    def hidden(self, batch: Packed) -> torch.Tensor:
+        longest = torch.arange(self._first_position, self._first_position + batch.lengths[0], device=batch.ids.device)
+        positions = torch.cat([longest[:length] for length in batch.lengths])
+        embedded = self._model.embeddings(
+            input_ids=batch.ids[None],
+            token_type_ids=torch.zeros_like(batch.ids)[None],
+            position_ids=positions[None],
+        )
+        hidden: torch.Tensor = embedded[0]
+        runs = [(length, len(list(same))) for length, same in groupby(batch.lengths)]
+        for layer in self._model.encoder.layer:
+            attended = layer.attention.output(self._attend(layer.attention.self, hidden, runs), hidden)
+            hidden = layer.output(layer.intermediate(attended), attended)
+        return hidden
+
+    def _attend(self, attention: Any, hidden: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+        width = hidden.shape[1]
+        projected = [part(hidden) for part in (attention.query, attention.key, attention.value)]
+        result = torch.empty_like(hidden)
+        start = 0
+        for length, count in runs:
+            end = start + length * count
+            shape = (count, length, self._heads, width // self._heads)
+            query, key, value = (part[start:end].view(shape).transpose(1, 2) for part in projected)
+            attended = scaled_dot_product_attention(query, key, value)
+            result[start:end].view(shape).copy_(attended.transpose(1, 2))
+            start = end
+        return result

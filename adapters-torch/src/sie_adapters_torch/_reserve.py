@@ -1,0 +1,88 @@
+"""What a model will take, from its files alone. All sizes in bytes.
+
+- Weights: every tensor of the checkpoint that the encoder loads, in the precision it is loaded in, each rounded up to
+  64 bytes, and a little for the tables that the model computes itself.
+- Headroom: activations of the largest batch, ``batch_tokens`` tokens. A transformer layer holds at its peak, per token,
+  the residual stream, query, key, value, the attention's result and its projection, two copies in a normalisation (8
+  vectors of the hidden size), and the widened vector before and after its activation function (2 of the intermediate
+  size; 3 with a gate). Ids, mask and positions add 8 bytes each, pooling a hidden vector in float32.
+  Attention runs in fused kernels, which hold no length x length matrix.
+- Context: what a CUDA context and the kernels of torch take before the first weight, measured as 450 to 520 MB by
+  ``nvidia-smi`` on current drivers; 512 MiB is booked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sie_core import AdmissionReserve, DeviceNeed, DeviceView, ModelSpec
+
+from sie_adapters_torch._checkpoint import DTYPE_BYTES, TensorEntry, read_header, read_headers, tensor_bytes
+from sie_adapters_torch._files import ModelFiles
+
+__all__ = ["activation_bytes_per_token", "pool_name", "reserve", "weight_bytes"]
+
+CUDA_CONTEXT = 512 * 1024 * 1024
+CUDA_WORKSPACE = 32 * 1024 * 1024  # cuBLAS takes this much on its first call on current GPUs
+_COMPUTED_TABLES = 64 * 1024
+# Parts of checkpoints that an encoder does not load: heads for pre-training and classification.
+_HEADS = ("cls.", "lm_head.", "classifier.", "score.", "qa_outputs.", "vocab_", "generator_", "discriminator_")
+
+
+def pool_name(device: str) -> str:
+    """In-process engines on one device share a context and take turns."""
+    return f"torch:{device}"
+
+
+def weight_bytes(files: ModelFiles, dtype: str) -> int:
+    """Bytes of the weights once loaded. Raises ModelSourceInvalid."""
+    if files.pickled:
+        # What a pickle holds is not known without running it: its size, doubled when it may be half precision.
+        pickles = sum(file.stat().st_size for file in files.folder.glob("pytorch_model*.bin"))
+        return pickles * (2 if dtype == "float32" else 1) + _COMPUTED_TABLES
+    return tensor_bytes(_loaded(files, read_headers(files.weights)), dtype) + _COMPUTED_TABLES
+
+
+def _loaded(files: ModelFiles, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+    decoder = ("decoder.",) if files.config.get("model_type") in ("t5", "mt5", "umt5") else ()
+    kept = [entry for entry in entries if not entry.name.startswith((*_HEADS, *decoder))]
+    return kept or list(entries)
+
+
+def activation_bytes_per_token(files: ModelFiles, dtype: str) -> int:
+    """Bytes that one token of a batch takes while it runs; see the module's text for the formula."""
+    config, hidden = files.text_config, files.hidden_size
+    wide = next(
+        (int(config[key]) for key in ("intermediate_size", "d_ff", "hidden_dim", "n_inner") if config.get(key)),
+        4 * hidden,
+    )
+    return (8 * hidden + 3 * wide) * DTYPE_BYTES[dtype] + 3 * 8 + 4 * hidden
+
+
+def reserve(
+    model: ModelSpec, files: ModelFiles, dtype: str, devices: Sequence[DeviceView], *, heads: Sequence[Path] = ()
+) -> AdmissionReserve:
+    """The answer to ``admission_reserve`` for a model on one device. Raises ModelSourceInvalid."""
+    weights = weight_bytes(files, dtype)
+    for folder in heads:
+        if (folder / "model.safetensors").exists():
+            weights += tensor_bytes(read_header(folder / "model.safetensors"), "float32")
+    best = devices[0] if devices else None
+    kind = best.kind if best is not None else "cpu"
+    headroom = model.runtime_headroom
+    if headroom is None:
+        per_batch = model.batch_tokens * activation_bytes_per_token(files, dtype)
+        headroom = {"emulated": 0, "cuda": per_batch + CUDA_WORKSPACE}.get(kind, per_batch)
+    need = DeviceNeed(
+        min_bytes=weights,
+        want_bytes=weights,
+        context_bytes=CUDA_CONTEXT if kind == "cuda" else 0,
+        headroom_bytes=headroom,
+    )
+    return AdmissionReserve(
+        ranks=(need,),
+        # Weights are read into RAM first; on a CPU that is where they stay.
+        host_load_bytes=0 if kind == "cpu" else weights,
+        headroom_pool=pool_name(best.name) if best is not None else None,
+    )

@@ -1,0 +1,93 @@
+"""The edge to torch: errors translated by type, threads, devices, and where tensors' bytes are."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from sie_core import DeviceBuffer, DeviceOutOfMemory, HostOutOfMemory
+
+__all__ = ["DTYPES", "free_all", "out_of_memory", "place_in_buffer", "realised_bytes", "torch_device"]
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_SLOT = 64  # a cache line: kernels read aligned weights faster
+
+
+def torch_device(account: str) -> torch.device:
+    """The torch device behind an account. Tensors of an emulated device are in RAM."""
+    return torch.device("cpu" if account.startswith("emulated") else account)
+
+
+@contextmanager
+def out_of_memory(account: str, *, loading: bool = False) -> Iterator[None]:
+    """Turn torch's ways of running out of memory into SIE's."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceOutOfMemory(str(error).splitlines()[0], account=account) from error
+    except (MemoryError, RuntimeError) as error:
+        # The CPU allocator has no type of its own for this.
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        message = f"the host ran out of memory: {str(error).splitlines()[0] if str(error) else 'MemoryError'}"
+        if loading:
+            raise HostOutOfMemory(message, account="host") from error
+        raise DeviceOutOfMemory(message, account=account) from error
+
+
+# --- where the bytes are ---------------------------------------------------------------------------
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def realised_bytes(module: torch.nn.Module) -> int:
+    """Bytes of all storages behind parameters and buffers, each storage once however many tensors share it."""
+    seen = {}
+    for tensor in _tensors(module):
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+    return sum(seen.values())
+
+
+def place_in_buffer(module: torch.nn.Module, allocate: Callable[[int], DeviceBuffer]) -> DeviceBuffer:
+    """Move every parameter and buffer of a CPU module into one buffer; tensors that shared memory still do.
+
+    Raises whatever ``allocate`` raises; the module is unchanged then.
+    """
+    tensors: dict[int, list[torch.Tensor]] = {}
+    for tensor in _tensors(module):
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            tensors.setdefault(storage.data_ptr(), []).append(tensor)
+    places, end = {}, 0
+    for address, sharers in tensors.items():
+        places[address] = end
+        end += -(-sharers[0].untyped_storage().nbytes() // _SLOT) * _SLOT
+    buffer = allocate(end)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "not writable": it is; torch asks the exporter too coarsely
+        arena = torch.frombuffer(buffer.view, dtype=torch.uint8, count=end)
+    whole = arena.untyped_storage()
+    base = arena.storage_offset()
+    for address, sharers in tensors.items():
+        size = sharers[0].untyped_storage().nbytes()
+        source = torch.empty(0, dtype=torch.uint8).set_(sharers[0].untyped_storage())
+        arena[places[address] : places[address] + size].copy_(source)
+        for tensor in sharers:
+            offset = (base + places[address]) // tensor.element_size() + tensor.storage_offset()
+            moved = torch.empty(0, dtype=tensor.dtype).set_(whole, offset, tensor.shape, tensor.stride())
+            tensor.data = moved
+    return buffer
+
+
+def free_all(module: torch.nn.Module) -> None:
+    """Let go of every tensor's memory, whoever else still holds the module."""
+    for tensor in _tensors(module):
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    gc.collect()

