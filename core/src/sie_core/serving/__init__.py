@@ -1,5 +1,8 @@
 """Serving: the facade that HTTP and the CLI call, and the batcher behind it."""
 
-from sie_core.serving.batcher import Batcher, BatchLimits
+from __future__ import annotations
 
-__all__ = ["BatchLimits", "Batcher"]
+from sie_core.serving.batcher import Batcher, BatchLimits
+from sie_core.serving.service import EncodeResult, ServerStatus, Service
+
+__all__ = ["BatchLimits", "Batcher", "EncodeResult", "ServerStatus", "Service"]

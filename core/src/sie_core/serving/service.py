@@ -1,0 +1,359 @@
+"""The facade over residency and batching: what HTTP, the CLI and tests call. No web framework, no wire format."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import define, frozen
+
+from sie_core.adapter import BatchEngine, StreamEngine
+from sie_core.errors import (
+    DeadlineExceeded,
+    InferenceError,
+    InvalidInput,
+    ModelNotFound,
+    ShuttingDown,
+    SieError,
+    Unsupported,
+)
+from sie_core.residency.worker import Worker
+from sie_core.serving._hop import translate
+from sie_core.serving._lane import Lane, Place
+from sie_core.serving.batcher import Batcher, BatchLimits
+from sie_core.telemetry import Telemetry
+from sie_core.types import BatchRequest, Decision, EncodeOutput, EncodeParams, Item, ResidencyChanged, Task
+
+if TYPE_CHECKING:
+    from sie_core.memory.ledger import AccountState
+    from sie_core.residency import Lease, ModelStatus, Registry
+    from sie_core.residency.worker import EngineWorker
+
+__all__ = ["EncodeResult", "ServerStatus", "Service"]
+
+_PLAIN = EncodeParams()
+
+
+@define(eq=False)
+class EncodeResult:
+    """A request's answer: one output an item, in order; ``tokens`` is what the request is charged for.
+
+    Times in seconds. ``tokenise_s`` is spent on this request alone, ``inference_s`` is that of the runs its items took
+    part in, ``queue_s`` all the rest: waiting for the model, for a turn, and for the run's neighbours to be prepared.
+    """
+
+    model: str
+    outputs: Sequence[EncodeOutput]
+    tokens: int
+    queue_s: float
+    tokenise_s: float
+    inference_s: float
+
+
+@frozen
+class ServerStatus:
+    """The whole server at one moment. ``uptime_s`` in seconds, sizes in bytes."""
+
+    accounts: Sequence[AccountState]
+    models: Sequence[ModelStatus]
+    uptime_s: float
+    version: str
+
+
+class Service:
+    """Serves requests on the models of a registry. Every method runs on the event loop.
+
+    ``side_thread=False`` prepares requests on the engines' threads only, which tests on a virtual clock want.
+    """
+
+    def __init__(
+        self, registry: Registry, *, telemetry: Telemetry | None = None, version: str = "", side_thread: bool = True
+    ) -> None:
+        from sie_core import __version__
+
+        self._registry = registry
+        self._telemetry = telemetry or Telemetry.disabled()
+        self._telemetry.watch(registry)
+        self._version = version or __version__
+        self._began = time.monotonic()
+        self._lanes: dict[str, Lane] = {}
+        self._tokeniser: EngineWorker | None = Worker("tokeniser") if side_thread else None
+        self._in_flight = 0
+        self._stopping = False
+        self._drained: asyncio.Event | None = None
+
+    # --- requests --------------------------------------------------------------------------------------
+
+    async def encode(
+        self,
+        model: str,
+        items: Sequence[Item],
+        params: EncodeParams = _PLAIN,
+        *,
+        deadline_s: float | None = None,
+    ) -> EncodeResult:
+        """Encode items with a model, which is loaded first if need be.
+
+        ``deadline_s`` shortens the model's own deadline.
+
+        Raises:
+            ModelNotFound, InvalidInput (Unsupported, InputTooLong): the caller can mend it.
+            QueueFull, ModelLoading, ResourceExhausted, ShuttingDown: later, with the seconds after which.
+            DeadlineExceeded, ModelLoadFailed, InferenceError (NonFiniteOutput, EngineDied), OutOfMemory.
+        """
+        began = time.perf_counter()
+        if self._stopping:
+            raise ShuttingDown("the server is shutting down", retry_after_s=5.0)
+        if not items:
+            raise InvalidInput("there is nothing to encode: the request has no items", param="items")
+        lane = self._lanes.get(model) or self._lane(model)
+        place = lane.enter()
+        self._in_flight += 1
+        outcome = "error"
+        try:
+            result = await self._encode(lane, place, BatchRequest(Task.ENCODE, items, params), deadline_s)
+            outcome = "ok"
+        except SieError as error:
+            outcome = error.code
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            place.free()
+            self._leave()
+            if outcome != "ok":
+                lane.meter.failed(outcome)
+        result.queue_s = max(0.0, time.perf_counter() - began - result.tokenise_s - result.inference_s)
+        lane.meter.answered(len(items), result.tokens, result.queue_s)
+        if self._telemetry.tracing:
+            self._trace(result)
+        return result
+
+    def _trace(self, result: EncodeResult) -> None:
+        self._telemetry.trace(
+            result.model,
+            len(result.outputs),
+            result.tokens,
+            queue_s=result.queue_s,
+            tokenise_s=result.tokenise_s,
+            inference_s=result.inference_s,
+        )
+
+    async def _encode(self, lane: Lane, place: Place, request: BatchRequest, deadline_s: float | None) -> EncodeResult:
+        limit = lane.deadline_s if deadline_s is None else min(lane.deadline_s, deadline_s)
+        deadline = asyncio.get_running_loop().time() + limit
+        with self._registry.try_acquire(lane.name) or await self._acquire(lane, request, deadline) as lease:
+            engine = lease.engine
+            lane.check(engine.capabilities, request.items, request.params)
+            if isinstance(engine, BatchEngine):
+                batcher = lane.batcher
+                if batcher is None or batcher.engine is not engine:
+                    batcher = self._batcher(lane, lease, engine)
+                job = await batcher.submit(request, deadline=deadline, lease=lease, on_start=place.free)
+                outputs: Sequence[EncodeOutput] = job.outputs  # type: ignore[assignment]  # all are there now
+                tokens = 0
+                for output in outputs:
+                    tokens += output.tokens
+                return EncodeResult(lane.name, outputs, tokens, 0.0, job.tokenise_s, job.inference_s)
+            if isinstance(engine, StreamEngine):
+                return await self._stream(lane, place, lease, engine, request, deadline)
+            raise Unsupported(f"the engine of model {lane.name!r} takes no requests", param="model")
+
+    async def _acquire(self, lane: Lane, request: BatchRequest, deadline: float) -> Lease:
+        """Wait for the model to become resident, no longer than the request may take in all."""
+        status = self._registry.status(lane.name)
+        if status.capabilities is not None:
+            lane.check(status.capabilities, request.items, request.params)
+        if status.load_s is not None:
+            lane.load_s = status.load_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._registry.acquire(lane.name)
+        except TimeoutError:
+            now = self._registry.status(lane.name).residency
+            raise DeadlineExceeded(
+                f"the request's deadline passed while it waited for model {lane.name!r}, which is {now}"
+            ) from None
+
+    def _batcher(self, lane: Lane, lease: Lease, engine: BatchEngine) -> Batcher:
+        """A batcher for an engine that is new here."""
+        spec = lease.model
+        lane.limit, lane.deadline_s = spec.queue, spec.deadline_s
+        batcher = Batcher(
+            engine,
+            lease.worker,
+            BatchLimits(spec.batch_tokens),
+            tokeniser=self._tokeniser,
+            make_room=self._registry.make_room,
+            observe=lane.meter.ran,
+        )
+        lane.batcher = batcher
+        lease.lost.add_done_callback(lambda lost: _when_lost(batcher, lost))
+        return batcher
+
+    async def _stream(
+        self, lane: Lane, place: Place, lease: Lease, engine: StreamEngine, request: BatchRequest, deadline: float
+    ) -> EncodeResult:
+        """An engine that schedules its own requests: let go at the deadline, or when the engine is lost."""
+        place.free()
+        began = time.perf_counter()
+        asked = asyncio.ensure_future(engine.encode(request))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.wait({asked, lease.lost}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise DeadlineExceeded("the request's deadline passed while it was running") from None
+        finally:
+            if not asked.done():
+                asked.cancel()
+        if not asked.done() or asked.cancelled():
+            raise translate(lease.lost.exception() or InferenceError("the engine gave up"), "the engine")
+        if (error := asked.exception()) is not None:
+            raise translate(error, "the engine")
+        outputs = asked.result()
+        tokens = sum(output.tokens for output in outputs)
+        return EncodeResult(lane.name, outputs, tokens, 0.0, 0.0, time.perf_counter() - began)
+
+    def _lane(self, model: str) -> Lane:
+        """The lane of a model seen for the first time. Raises ModelNotFound."""
+        name = self.resolve(model)
+        lane = self._lanes.get(name)
+        if lane is None:
+            spec = self._registry.status(name).spec
+            lane = self._lanes[name] = Lane(name, spec.queue, spec.deadline_s, self._telemetry.model(name))
+        return lane
+
+    # --- models ----------------------------------------------------------------------------------------
+
+    def resolve(self, name: str) -> str:
+        """The configured name that a client means; some write ``__`` for ``/``. Raises ModelNotFound."""
+        try:
+            self._registry.status(name)
+        except ModelNotFound:
+            other = name.replace("__", "/")
+            if other == name:
+                raise
+            try:
+                self._registry.status(other)
+            except ModelNotFound:
+                pass
+            else:
+                return other
+            raise
+        return name
+
+    def models(self) -> list[ModelStatus]:
+        """Every configured model, in the order of the configuration."""
+        return self._registry.statuses()
+
+    def model(self, name: str) -> ModelStatus:
+        """One model. Raises ModelNotFound, with what may have been meant."""
+        return self._registry.status(self.resolve(name))
+
+    async def load(self, name: str, *, wait_s: float | None = None) -> ModelStatus:
+        """Make a model resident and say how it then stands. Raises as ``encode`` does while it waits."""
+        self._refuse_at_shutdown()
+        name = self.resolve(name)
+        await self._registry.load(name, wait_s=wait_s)
+        return self._registry.status(name)
+
+    async def unload(self, name: str, *, force: bool = False, wait_s: float | None = None) -> ModelStatus:
+        """Unload a model after its requests, or at once with ``force``, which fails them. Raises DeadlineExceeded."""
+        name = self.resolve(name)
+        await self._registry.unload(name, force=force, wait_s=wait_s)
+        return self._registry.status(name)
+
+    async def park(self, name: str) -> ModelStatus:
+        """Move a model's engine to host memory. Raises Unsupported where there is no host tier."""
+        return await self._tier("park", name)
+
+    async def wake(self, name: str) -> ModelStatus:
+        """Move a parked engine back to its device. Raises Unsupported where there is no host tier."""
+        return await self._tier("wake", name)
+
+    async def _tier(self, what: str, name: str) -> ModelStatus:
+        name = self.resolve(name)
+        act = getattr(self._registry, what, None)
+        if act is None:
+            raise Unsupported(f"this server has no host tier: it can't {what} models", supported=("load", "unload"))
+        self._refuse_at_shutdown()
+        await act(name)
+        return self._registry.status(name)
+
+    def pin(self, name: str) -> ModelStatus:
+        """Never evict this model."""
+        return self._pin(name, True)
+
+    def unpin(self, name: str) -> ModelStatus:
+        """This model may be evicted again."""
+        return self._pin(name, False)
+
+    def _pin(self, name: str, pinned: bool) -> ModelStatus:
+        name = self.resolve(name)
+        self._registry.pin(name, pinned)
+        return self._registry.status(name)
+
+    # --- the server ------------------------------------------------------------------------------------
+
+    def status(self) -> ServerStatus:
+        """Accounts and models, as they stand now."""
+        return ServerStatus(
+            accounts=self._registry.accounts(),
+            models=self._registry.statuses(),
+            uptime_s=time.monotonic() - self._began,
+            version=self._version,
+        )
+
+    def decisions(self) -> list[Decision]:
+        """Why models were evicted, refused or dropped; oldest first."""
+        return self._registry.decisions()
+
+    def subscribe(self, callback: Callable[[ResidencyChanged], None]) -> Callable[[], None]:
+        """Be told of every change of residency; returns the way out. The callback must return at once."""
+        return self._registry.subscribe(callback)
+
+    def ready(self) -> tuple[bool, list[str]]:
+        """Whether work is accepted, and what is wrong (a loader that is stuck keeps the server from being ready)."""
+        problems = list(self._registry.health())
+        if self._stopping:
+            problems.insert(0, "the server is shutting down")
+        return not problems, problems
+
+    def begin_shutdown(self) -> None:
+        """Refuse what comes from now on; what runs goes on. Idempotent."""
+        self._stopping = True
+
+    async def drain(self, deadline_s: float) -> int:
+        """Wait for the requests in flight, ``deadline_s`` seconds at most; returns how many are left."""
+        self.begin_shutdown()
+        if self._in_flight:
+            self._drained = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._drained.wait(), deadline_s)
+            except TimeoutError:
+                return self._in_flight
+        return 0
+
+    def close(self) -> None:
+        """End the service's own thread. Idempotent."""
+        self.begin_shutdown()
+        if self._tokeniser is not None:
+            self._tokeniser.close()
+
+    def _refuse_at_shutdown(self) -> None:
+        if self._stopping:
+            raise ShuttingDown("the server is shutting down", retry_after_s=5.0)
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight and self._drained is not None:
+            self._drained.set()
+
+
+def _when_lost(batcher: Batcher, lost: asyncio.Future[object]) -> None:
+    error = None if lost.cancelled() else lost.exception()
+    if error is not None:
+        batcher.fail(error)
