@@ -19,7 +19,7 @@ _ROOMS = {
     ),
     "sie_core.errors": (
         "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceNotFound DeviceOutOfMemory EngineDied EngineStartError "
-        "Forbidden GatedModel HookTimeout HostOutOfMemory InferenceError InputTooLong InvalidInput LedgerError "
+        "Forbidden GatedModel HookTimeout HostMemoryError HostOutOfMemory InferenceError InputTooLong InvalidInput LedgerError "
         "LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed ModelLoading ModelNotFound "
         "ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory PluginBroken PluginConflict "
         "PluginError PluginIncompatible QueueFull RequestError ResourceExhausted ShuttingDown SieError "

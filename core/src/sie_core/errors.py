@@ -43,12 +43,14 @@
     ├── TransitionError
     │   ├── HookTimeout              a blocking hook overran its deadline
     │   └── TransitionCancelled
+    ├── HostMemoryError              path: a limit of the host's memory that can't be read
     └── LedgerError                  a broken rule of the book of bytes: a bug in SIE
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Forbidden",
     "GatedModel",
     "HookTimeout",
+    "HostMemoryError",
     "HostOutOfMemory",
     "InferenceError",
     "InputTooLong",
@@ -445,6 +448,16 @@ class HookTimeout(TransitionError):
 
 class TransitionCancelled(TransitionError):
     """The transition was called off: a configuration change, an unload, or a shutdown."""
+
+
+class HostMemoryError(SieError):
+    """The host's memory can't be told: ``path`` is the file that is missing, unreadable or no number."""
+
+    code = "HOST_MEMORY_ERROR"
+
+    def __init__(self, message: str, *, path: str | Path) -> None:
+        self.path = str(path)
+        super().__init__(message)
 
 
 class LedgerError(SieError):

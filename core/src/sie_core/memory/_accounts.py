@@ -108,9 +108,8 @@ class Claim:
         promised = self.promised if self.pool is None else self.static + (self.exit or 0)
         if self.retained is not None:
             # A parked engine's promise rests; what it kept is all that counts until it wakes.
-            promised, held = self.retained, self.retained
-        else:
-            held = self.realised
+            promised = self.retained
+        held = self.realised if self.retained is None else self.retained
         most = max(self.promised, held or 0)
         known = held or 0
         own = self.static if self.pool is not None else promised
@@ -307,5 +306,7 @@ class Owner:
     base: dict[str, int] = field(factory=dict)
     edges: dict[str, int] = field(factory=dict)
     """By account, parents included, what the pools' extra would lose with this owner; mostly empty."""
+    liens: list[Lien] = field(factory=list)
+    """What this owner is owed, oldest first."""
     debts: list[Lien] = field(factory=list)
     """Liens that name this owner as a victim, oldest first."""

@@ -48,12 +48,10 @@ class Book:
     def _liens(self) -> Iterator[Lien]:
         return (lien for level in self._accounts.values() for lien in level.liens)
 
-    def _liens_of(self, owner: str) -> list[Lien]:
-        return [lien for lien in self._liens() if lien.claim.owner == owner]
-
     def _sum_liens(self, owner: str, figure: Callable[[Lien], int]) -> dict[str, int]:
+        record = self._owners.get(owner)
         sums: dict[str, int] = {}
-        for lien in self._liens_of(owner):
+        for lien in record.liens if record is not None else ():
             sums[lien.account.name] = sums.get(lien.account.name, 0) + figure(lien)
         return {name: nbytes for name, nbytes in sums.items() if nbytes}
 
@@ -202,6 +200,7 @@ class Book:
     def _add_lien(self, claim: Claim, level: Account, unpaid: int, victims: Sequence[str]) -> None:
         lien = Lien(claim, level, claim.serial, unpaid)
         level.liens.append(lien)
+        self._owners[claim.owner].liens.append(lien)
         level.unpaid += unpaid
         self._allocate(lien, victims)
 
@@ -233,6 +232,7 @@ class Book:
     def _strike(self, lien: Lien) -> None:
         """The lien is paid, or its plan cancelled."""
         lien.account.liens.remove(lien)
+        self._owners[lien.claim.owner].liens.remove(lien)
         lien.account.unpaid -= lien.unpaid
         lien.unpaid = 0
         victims = tuple(lien.owed)
@@ -240,7 +240,7 @@ class Book:
             self._forgive(lien, victim)
 
     def _strike_liens(self, claim: Claim) -> None:
-        for lien in [lien for lien in self._liens() if lien.claim is claim]:
+        for lien in [lien for lien in self._owners[claim.owner].liens if lien.claim is claim]:
             self._strike(lien)
 
     def _trim(self, owner: str) -> None:

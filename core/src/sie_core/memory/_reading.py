@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from attrs import frozen
 
 from sie_core.memory._book import Book
 from sie_core.memory._shortage import Need, Shortage, remove_all
+
 
 @frozen
 class AccountState:
@@ -86,21 +87,23 @@ class Reading(Book):
         shortage = self.shortage(needs, owner=owner, purpose=purpose)
         return remove_all(shortage, [name for name in without if name in self._owners])
 
-    def freed_by(self, owner: str) -> Mapping[str, int]:
+    def freed_by(self, owner: str) -> dict[str, int]:
         """By account, parents included, what releasing ``owner`` alone would give to whoever plans next. O(1).
 
-        Bytes it owes to liens are not counted. Of several members of a pool more may come free than the sum of these.
-        Read it, don't keep it.
+        Bytes it owes to liens, or is owed itself, are not counted. Of several members of a pool more may come free
+        than the sum of these. Read it, don't change or keep it.
         """
         record = self._owners.get(owner)
         if record is None:
             return {}
-        if not record.edges and not record.debts:
+        if not (record.edges or record.debts or record.liens):
             return record.base
         freed = {name: nbytes + record.edges.get(name, 0) for name, nbytes in record.base.items()}
         for lien in record.debts:
             if lien.account.name in freed:
                 freed[lien.account.name] -= lien.owed[owner]
+        for lien in record.liens:
+            freed[lien.account.name] -= lien.unpaid
         return freed
 
     def impossible(self, needs: Iterable[Need]) -> tuple[str, int, int] | None:
@@ -132,7 +135,8 @@ class Reading(Book):
 
     def victims(self, owner: str) -> tuple[str, ...]:
         """Those who still owe to the owner's lien."""
-        liens = [lien for lien in self._liens() if lien.claim.owner == owner]
+        record = self._owners.get(owner)
+        liens = record.liens if record is not None else ()
         return tuple(dict.fromkeys(name for lien in liens for name, nbytes in lien.owed.items() if nbytes))
 
     def holding(self, owner: str) -> dict[str, int]:

@@ -110,8 +110,13 @@ class Shortage:
                 if name in missing:
                     missing[name] -= nbytes
             for lien in record.debts:
-                if lien.account.name in missing:
+                if lien.account.name in missing and lien.claim.owner not in self._gone:
                     missing[lien.account.name] += lien.owed[owner]
+            for lien in record.liens:
+                if lien.account.name in missing:
+                    # Nobody waits for these bytes then, and what its victims have given is not owed to it.
+                    paid = sum(nbytes for victim, nbytes in lien.owed.items() if victim in self._gone)
+                    missing[lien.account.name] += lien.unpaid - paid
             for claim in record.pooled:
                 if claim.exit is None and claim.retained is None:
                     self._leave_pool(claim)

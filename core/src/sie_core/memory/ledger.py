@@ -83,7 +83,7 @@ class Ledger(Reading):
             self._balance()
 
     def observe_available(self, account: str, available: int) -> None:
-        """The host's way: capacity = available now + Σ realised - reserve. Falls bind at once, rises when it is quiet."""
+        """The host's way: capacity = available now + Σ realised - reserve. Falls bind at once, rises once quiet."""
         level = self._account(account)
         weight = level.weight
         level.used = max(0, level.total - available)
@@ -96,9 +96,7 @@ class Ledger(Reading):
 
     # --- booking -----------------------------------------------------------------------------------
 
-    def book(
-        self, owner: str, needs: Iterable[Need], *, purpose: str = "engine", victims: Sequence[str] = ()
-    ) -> None:
+    def book(self, owner: str, needs: Iterable[Need], *, purpose: str = "engine", victims: Sequence[str] = ()) -> None:
         """Book ``needs`` in full, in transit. What is missing becomes the owner's lien on ``victims``, in that order.
 
         A parked claim of the same purpose is replaced: that is how a wake is booked.
@@ -230,8 +228,9 @@ class Ledger(Reading):
 
     def drop_victim(self, owner: str, victim: str) -> dict[str, int]:
         """The victim refused: it owes the owner nothing. Returns ``unbacked(owner)``."""
-        for lien in [lien for lien in self._liens() if lien.claim.owner == owner and victim in lien.owed]:
-            self._forgive(lien, victim)
+        for lien in list(self._owner(owner).liens):
+            if victim in lien.owed:
+                self._forgive(lien, victim)
         self._balance()
         return self.unbacked(owner)
 
@@ -239,7 +238,7 @@ class Ledger(Reading):
         """Let more victims owe what nobody owes of the owner's lien. Returns what is still ``unbacked``."""
         if owner in victims:
             raise LedgerError(f"{owner!r} can't be its own victim")
-        for lien in [lien for lien in self._liens() if lien.claim.owner == owner and lien.unbacked]:
+        for lien in [lien for lien in self._owner(owner).liens if lien.unbacked]:
             for victim in dict.fromkeys(victims):
                 self._owner(victim)
                 self._detach(victim, (lien.account.name,))

@@ -1,0 +1,197 @@
+"""A pretend accelerator: a budget of RAM, set aside and touched at start as a device's memory is.
+
+::
+
+    budget = reserve (touched, nobody's) + live blocks + cached blocks (freed, kept for the next of that size)
+
+Every byte is in one of the three, so the process's size stays what it was at start, and an allocation succeeds
+whenever the bytes suffice: blocks are mappings of their own and can't be fragmented. What is cached is handed out again
+as it is, because touching fresh pages costs six times what copying into touched ones does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+from collections import OrderedDict
+from typing import Literal
+
+from sie_core.errors import DeviceOutOfMemory, HostOutOfMemory
+from sie_core.units import format_bytes
+
+__all__ = ["EmulatedBuffer", "EmulatedDevice"]
+
+_PAGE = mmap.PAGESIZE
+
+
+class EmulatedBuffer:
+    """Bytes on an emulated device; ``view`` is writable, page-aligned and as long as was asked for.
+
+    After ``free`` (idempotent) the view is released. Arrays that still look into it read zeros from then on and can't
+    touch what others keep on the device.
+    """
+
+    def __init__(self, device: EmulatedDevice, block: mmap.mmap | None, nbytes: int) -> None:
+        self._device = device
+        self._block = block
+        self.nbytes = nbytes
+        self.view = memoryview(block)[:nbytes] if block is not None else memoryview(bytearray())
+
+    def free(self) -> None:
+        """Give the bytes back."""
+        self._device._take_back(self)
+
+
+class EmulatedDevice:
+    """An accelerator of ``nbytes`` bytes (rounded up to pages) in this process's RAM. Thread-safe.
+
+    Raises:
+        HostOutOfMemory: there is not so much RAM to map.
+    """
+
+    kind: Literal["cuda", "cpu", "emulated"] = "emulated"
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        if nbytes <= 0:
+            raise ValueError(f"an emulated device needs a size, and this is {nbytes}")
+        self.name = name
+        self._total = _round_up(nbytes)
+        self.description = f"emulated accelerator, {format_bytes(self._total)} of RAM"
+        self._lock = threading.Lock()
+        self._live = 0
+        self._cached = 0
+        self._closed = False
+        self._cache: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
+        """Freed blocks by size; the size that was used longest ago first."""
+        self._reserve_map = self._map(self._total)
+        self._reserve = self._total
+
+    def total(self) -> int:
+        """Bytes of the device."""
+        return self._total
+
+    def used(self) -> int | None:
+        """Bytes in live buffers, each rounded up to pages."""
+        return self._live
+
+    def allocate(self, nbytes: int) -> EmulatedBuffer:
+        """Take ``nbytes``; what they hold is undefined, as on a device.
+
+        Raises:
+            DeviceOutOfMemory: fewer are free.
+        """
+        if nbytes < 0:
+            raise ValueError(f"a buffer can't have {nbytes} bytes")
+        size = _round_up(nbytes)
+        if not size:
+            return EmulatedBuffer(self, None, 0)
+        with self._lock:
+            free = self._total - self._live if not self._closed else 0
+            if size > free:
+                raise DeviceOutOfMemory(
+                    f"{self.name} has {format_bytes(free)} free and {format_bytes(size)} were asked for",
+                    account=self.name,
+                    needed=size,
+                    free=free,
+                )
+            block = self._pop_cached(size)
+            if block is None:
+                self._make_way(size)
+                block = self._map(size)
+            self._live += size
+            return EmulatedBuffer(self, block, nbytes)
+
+    def close(self) -> None:
+        """Give the RAM that no live buffer holds back to the system. The device can't be used any more."""
+        with self._lock:
+            self._closed = True
+            self._cache.clear()
+            self._cached = self._reserve = 0
+            self._reserve_map.close()
+
+    # --- inside, under the lock --------------------------------------------------------------------
+
+    def _take_back(self, buffer: EmulatedBuffer) -> None:
+        with self._lock:
+            block, buffer._block = buffer._block, None
+            if block is None:
+                return
+            with contextlib.suppress(BufferError):  # an array looks into it: then the block is exported too
+                buffer.view.release()
+            size = len(block)
+            self._live -= size
+            if self._closed:
+                return
+            if _is_exported(block):
+                # Whoever still looks must not see the next owner's bytes: the pages go, the mapping stays for the
+                # looker, and the reserve grows by as much.
+                block.madvise(mmap.MADV_DONTNEED)
+                self._grow_reserve(size)
+                return
+            self._cache.setdefault(size, []).append(block)
+            self._cache.move_to_end(size)
+            self._cached += size
+
+    def _pop_cached(self, size: int) -> mmap.mmap | None:
+        blocks = self._cache.get(size)
+        if not blocks:
+            return None
+        block = blocks.pop()
+        if not blocks:
+            del self._cache[size]
+        self._cached -= size
+        return block
+
+    def _make_way(self, size: int) -> None:
+        """Take ``size`` bytes out of the reserve, and of the cache when the reserve is too small."""
+        while self._reserve < size:
+            oldest = next(iter(self._cache))
+            block = self._pop_cached(oldest)
+            assert block is not None
+            block.close()
+            self._grow_reserve(oldest, at_most=size)
+        self._reserve -= size
+        self._reserve_map.madvise(mmap.MADV_DONTNEED, self._reserve, size)
+
+    def _grow_reserve(self, nbytes: int, *, at_most: int | None = None) -> None:
+        """Count ``nbytes`` to the reserve. Pages beyond ``at_most`` are touched, the others are about to be dropped."""
+        start = self._reserve
+        self._reserve += nbytes
+        keep = self._reserve if at_most is None else self._reserve - at_most
+        if keep > start:
+            _touch(self._reserve_map, start, keep)
+
+    def _map(self, nbytes: int) -> mmap.mmap:
+        try:
+            block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
+            raise HostOutOfMemory(
+                f"{self.name}: {format_bytes(nbytes)} of RAM can't be had: {error}", account="host", needed=nbytes
+            ) from error
+        advice = getattr(mmap, "MADV_HUGEPAGE", None)
+        if advice is not None:
+            with contextlib.suppress(OSError):  # a kernel without huge pages: slower, nothing else
+                block.madvise(advice)
+        _touch(block, 0, nbytes)
+        return block
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+def _touch(block: mmap.mmap, start: int, end: int) -> None:
+    """Write to every page, so that it is there."""
+    block[start:end:_PAGE] = bytes(-(-(end - start) // _PAGE))
+
+
+def _is_exported(block: mmap.mmap) -> bool:
+    """Whether anybody looks into the block: then it refuses to be resized, even to the size it has."""
+    try:
+        block.resize(len(block))
+    except BufferError:
+        return True
+    except (SystemError, OSError, ValueError):
+        pass  # no resizing on this platform; the check comes first
+    return False
