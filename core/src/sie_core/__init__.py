@@ -18,12 +18,12 @@ _ROOMS = {
         "TransitionContext"
     ),
     "sie_core.errors": (
-        "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceNotFound DeviceOutOfMemory EngineDied EngineStartError "
-        "Forbidden GatedModel HookTimeout HostMemoryError HostOutOfMemory InferenceError InputTooLong InvalidInput LedgerError "
-        "LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed ModelLoading ModelNotFound "
-        "ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory PluginBroken PluginConflict "
-        "PluginError PluginIncompatible QueueFull RequestError ResourceExhausted ShuttingDown SieError "
-        "TransitionCancelled TransitionError Unauthorized Unavailable UnsafeSource Unsupported"
+        "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceNotFound DeviceOutOfMemory EngineDied "
+        "EngineStartError Forbidden GatedModel HookTimeout HostMemoryError HostOutOfMemory InferenceError "
+        "InputTooLong InvalidInput LedgerError LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed "
+        "ModelLoading ModelNotFound ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory "
+        "PluginBroken PluginConflict PluginError PluginIncompatible QueueFull RequestError ResourceExhausted "
+        "ShuttingDown SieError TransitionCancelled TransitionError Unauthorized Unavailable UnsafeSource Unsupported"
     ),
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
     "sie_core.sources": "locate",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, Protocol
 
-import psutil
+import psutil  # type: ignore[import-untyped, unused-ignore]
 from attrs import frozen
 
 from sie_core.memory._cgroups import Level, find_levels
