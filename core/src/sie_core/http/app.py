@@ -35,14 +35,16 @@ def create_app(
     *,
     plugins: Plugins | None = None,
     telemetry: Telemetry | None = None,
+    body_timeout_s: float = 60.0,
 ) -> Application:
     """Build the application over a running service.
 
-    ``plugins`` add their routes after the built-in ones. Raises ConfigError for a malformed API key line.
+    ``plugins`` add their routes after the built-in ones. A client has ``body_timeout_s`` seconds to send a request's
+    body. Raises ConfigError for a malformed API key line.
     """
     site = Site(
         service=service,
-        limits=Limits(settings.max_body_bytes, settings.max_item_bytes, settings.max_items),
+        limits=Limits(settings.max_body_bytes, settings.max_item_bytes, settings.max_items, body_timeout_s),
         telemetry=telemetry or Telemetry.disabled(),
         started_at=time.time(),
     )

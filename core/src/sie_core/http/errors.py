@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from sie_core import errors as e
 from sie_core.http.wire import Reply, pack
 
-__all__ = ["Dialect", "HttpError", "Rule", "render", "rule_for"]
+__all__ = ["RULES", "Dialect", "HttpError", "Rule", "render", "rule_for"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ _LOAD_FAILED = Rule(502, "MODEL_LOAD_FAILED")
 _INTERNAL = Rule(500, "INTERNAL_ERROR", opaque=True)
 _BUSY = Rule(503, retry=True)
 
-_RULES: dict[type[BaseException], Rule] = {
+RULES: dict[type[BaseException], Rule] = {
     e.InvalidInput: Rule(400),
     e.InputTooLong: Rule(400),
     e.Unsupported: Rule(400),
@@ -99,6 +99,7 @@ _RULES: dict[type[BaseException], Rule] = {
     e.MissingDependency: _LOAD_FAILED,
     e.MissingAdapter: _LOAD_FAILED,
     e.NeverFits: _LOAD_FAILED,
+    e.DeviceNotFound: _LOAD_FAILED,
     e.EngineStartError: _LOAD_FAILED,
     e.ModelLoadFailed: _LOAD_FAILED,
     e.DeviceOutOfMemory: Rule(503, "RESOURCE_EXHAUSTED", retry=True),
@@ -112,6 +113,7 @@ _RULES: dict[type[BaseException], Rule] = {
     e.PluginBroken: _INTERNAL,
     e.PluginConflict: _INTERNAL,
     e.PluginIncompatible: _INTERNAL,
+    e.HostMemoryError: _INTERNAL,
     e.LedgerError: _INTERNAL,
     # Errors that plugins derive from an inner node of the tree, rather than from a leaf.
     e.RequestError: Rule(400),
@@ -156,7 +158,7 @@ _DETAILS = (
 
 def rule_for(kind: type[BaseException]) -> Rule | None:
     """The rule of an error type: its own, or that of the nearest ancestor that has one."""
-    return next((_RULES[ancestor] for ancestor in kind.__mro__ if ancestor in _RULES), None)
+    return next((RULES[ancestor] for ancestor in kind.__mro__ if ancestor in RULES), None)
 
 
 def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False) -> Reply:

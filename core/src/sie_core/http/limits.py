@@ -28,7 +28,7 @@ class Limits:
     body_bytes: int
     item_bytes: int
     items: int
-    body_s: float = 60.0
+    body_s: float
 
 
 async def read_body(exchange: Exchange, limits: Limits) -> bytes:

@@ -1,0 +1,72 @@
+"""Two ways to a whole server: ``served()`` through httpx without a socket, ``listening()`` through uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from httpx import ASGITransport
+from sie_core.config import ServerConfig
+from sie_core.http import create_app
+from sie_core.plugins import Plugins
+from sie_testing import FaultPoints
+from website import Served, Start, running_service
+
+
+@pytest.fixture(autouse=True)
+def _no_faults_left() -> Any:
+    yield
+    FaultPoints.reset_all()
+
+
+@pytest.fixture
+def served() -> Start:
+    """``async with served(**server_settings) as s``: an application that httpx calls directly."""
+
+    @contextlib.asynccontextmanager
+    async def start(
+        *, queue: int = 256, load_wait_s: float = 30.0, plugins: Plugins | None = None, **settings: Any
+    ) -> AsyncIterator[Served]:
+        plugins = plugins or Plugins.load()
+        async with running_service(queue, load_wait_s, plugins) as (service, registry):
+            app = create_app(service, ServerConfig(**settings), plugins=plugins)
+            transport = ASGITransport(app, raise_app_exceptions=True)
+            async with httpx.AsyncClient(transport=transport, base_url="http://sie") as http:
+                yield Served(http, service, registry, app, "http://sie")
+
+    return start
+
+
+@pytest.fixture
+def listening() -> Start:
+    """The same over a real socket, served by uvicorn."""
+
+    @contextlib.asynccontextmanager
+    async def start(
+        *, queue: int = 256, load_wait_s: float = 30.0, body_timeout_s: float = 60.0, **settings: Any
+    ) -> AsyncIterator[Served]:
+        plugins = Plugins.load()
+        async with running_service(queue, load_wait_s, plugins) as (service, registry):
+            app = create_app(service, ServerConfig(**settings), plugins=plugins, body_timeout_s=body_timeout_s)
+            config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
+            server = uvicorn.Server(config)
+            listener = socket.socket()
+            listener.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            task = asyncio.create_task(server._serve([listener]))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            try:
+                async with httpx.AsyncClient(base_url=url, timeout=10.0) as http:
+                    yield Served(http, service, registry, app, url)
+            finally:
+                server.should_exit = True
+                await task
+
+    return start

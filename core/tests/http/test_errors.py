@@ -1,0 +1,273 @@
+"""The error table: statuses, codes, Retry-After and x-should-retry, in each dialect and in msgpack."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+import sie_core.errors as tree
+from sie_core import (
+    BodyTooLarge,
+    ConfigError,
+    ConfigProblem,
+    DeadlineExceeded,
+    DeviceOutOfMemory,
+    EngineDied,
+    EngineStartError,
+    Forbidden,
+    GatedModel,
+    HookTimeout,
+    InferenceError,
+    InputTooLong,
+    InvalidInput,
+    LedgerError,
+    LoraLoading,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelNotFound,
+    NeverFits,
+    NonFiniteOutput,
+    QueueFull,
+    RequestError,
+    ResourceExhausted,
+    ShuttingDown,
+    SieError,
+    TransitionCancelled,
+    Unauthorized,
+    Unsupported,
+)
+from sie_core.http.errors import RULES, Dialect, render, rule_for
+from sie_testing import FaultPoints
+from website import Served, Start, until
+
+
+def leaves() -> list[type[SieError]]:
+    found = [cls for _, cls in inspect.getmembers(tree, inspect.isclass) if issubclass(cls, SieError)]
+    return [cls for cls in found if not any(other is not cls and issubclass(other, cls) for other in found)]
+
+
+def test_no_error_is_left_to_the_rule_of_its_ancestor() -> None:
+    assert len(leaves()) > 25
+    assert [cls.__name__ for cls in leaves() if cls not in RULES] == []
+
+
+class OfAPlugin(QueueFull):
+    """An error that a plugin derives from ours."""
+
+
+def test_an_error_of_a_plugin_goes_by_its_nearest_ancestor() -> None:
+    assert rule_for(OfAPlugin) == rule_for(QueueFull)
+    assert rule_for(ValueError) is None
+
+
+TABLE: list[tuple[SieError, int, int, str, str | None, bool]] = [
+    # error, native status, OpenAI status, code, Retry-After, may be retried
+    (InvalidInput("x"), 400, 400, "INVALID_INPUT", None, False),
+    (InputTooLong(tokens=9, limit=8), 400, 400, "INPUT_TOO_LONG", None, False),
+    (Unsupported("x"), 400, 400, "INVALID_INPUT", None, False),
+    (RequestError("x"), 400, 400, "INVALID_INPUT", None, False),
+    (Unauthorized("x"), 401, 401, "UNAUTHORIZED", None, False),
+    (Forbidden("x"), 403, 403, "FORBIDDEN", None, False),
+    (ModelNotFound("x"), 404, 404, "MODEL_NOT_FOUND", None, False),
+    (BodyTooLarge("x", limit=1), 413, 413, "BODY_TOO_LARGE", None, False),
+    (QueueFull("x", retry_after_s=3.2), 503, 429, "QUEUE_FULL", "4", True),
+    (LoraLoading("x", retry_after_s=2), 503, 503, "LORA_LOADING", "2", True),
+    (ModelLoading("x", retry_after_s=7.5), 503, 503, "MODEL_LOADING", "8", True),
+    (ResourceExhausted("x", retry_after_s=5), 503, 503, "RESOURCE_EXHAUSTED", "5", True),
+    (ShuttingDown("x", retry_after_s=5), 503, 503, "SHUTTING_DOWN", "5", True),
+    (DeadlineExceeded("x"), 504, 504, "DEADLINE_EXCEEDED", None, True),
+    (
+        ModelLoadFailed("m", error_class="GatedModel", reason="x", permanent=True, attempts=2),
+        *(502, 502, "MODEL_LOAD_FAILED", None, False),
+    ),
+    (GatedModel("x"), 502, 502, "MODEL_LOAD_FAILED", None, False),
+    (EngineStartError("x"), 502, 502, "MODEL_LOAD_FAILED", None, False),
+    (NeverFits("x", account="cpu", needed=2, capacity=1), 502, 502, "MODEL_LOAD_FAILED", None, False),
+    (DeviceOutOfMemory("x"), 503, 503, "RESOURCE_EXHAUSTED", "5", True),
+    (InferenceError("x"), 500, 500, "INFERENCE_ERROR", None, False),
+    (NonFiniteOutput([1, 2]), 500, 500, "INFERENCE_ERROR", None, False),
+    (EngineDied("x"), 500, 500, "INFERENCE_ERROR", None, True),
+    (HookTimeout("load", model="m", seconds=1.0), 503, 503, "RESOURCE_EXHAUSTED", "5", True),
+    (TransitionCancelled("x"), 503, 503, "MODEL_LOADING", "5", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "native", "openai", "code", "retry_after", "retry"), TABLE, ids=lambda v: type(v).__name__
+)
+def test_the_table(error: SieError, native: int, openai: int, code: str, retry_after: str | None, retry: bool) -> None:
+    for dialect, status in ((Dialect.NATIVE, native), (Dialect.OPENAI, openai), (Dialect.BOTH, native)):
+        reply = render(error, dialect)
+        headers = {name.decode(): value.decode() for name, value in reply.headers}
+        assert reply.status == status
+        assert headers.get("retry-after") == retry_after
+        assert headers.get("x-should-retry") == (None if retry else "false")
+        body = msgspec.json.decode(reply.body)
+        shapes = {Dialect.NATIVE: {"detail"}, Dialect.OPENAI: {"error"}, Dialect.BOTH: {"detail", "error"}}
+        assert body.keys() == shapes[dialect]
+        for shape in body.values():
+            assert shape["code"] == code
+            assert shape["message"]
+        if "error" in body:
+            assert body["error"].keys() >= {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (119.2, "120"), (9999.0, "120")])
+def test_retry_after_is_a_whole_number_from_1_to_120(seconds: float, header: str) -> None:
+    headers = dict(render(ModelLoading("x", retry_after_s=seconds), Dialect.NATIVE).headers)
+    assert headers[b"retry-after"].decode() == header
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan")])
+def test_retry_after_of_no_number_is_the_longest(seconds: float) -> None:
+    assert dict(render(ModelLoading("x", retry_after_s=seconds), Dialect.NATIVE).headers)[b"retry-after"] == b"120"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("the secret of the house"),
+        LedgerError("the secret of the house"),
+        ConfigError([ConfigProblem("the secret of the house")]),
+    ],
+)
+def test_the_inside_is_logged_and_not_told(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        reply = render(error, Dialect.NATIVE)
+    detail = msgspec.json.decode(reply.body)["detail"]
+    assert (reply.status, detail["code"]) == (500, "INTERNAL_ERROR")
+    assert b"secret" not in reply.body
+    assert "secret" in caplog.text
+    number = detail["message"].split()[2].rstrip(";")
+    assert number in caplog.text
+
+
+async def test_msgpack_clients_get_msgpack_errors(served: Start) -> None:
+    headers = {"accept": "application/msgpack", "content-type": "application/msgpack"}
+    async with served() as s:
+        native = await s.http.post("/v1/encode/none", content=msgspec.msgpack.encode({"items": []}), headers=headers)
+        shared = await s.http.get("/v1/models/none", headers=headers)
+        openai = await s.http.post("/v1/embeddings", content=b"", headers=headers)
+    assert native.headers["content-type"] == "application/msgpack"
+    assert msgspec.msgpack.decode(native.content)["detail"]["code"] == "INVALID_INPUT"
+    assert msgspec.msgpack.decode(shared.content).keys() == {"detail", "error"}
+    assert openai.json()["error"]["code"] == "INVALID_INPUT"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code", "shapes"),
+    [
+        ("GET", "/nowhere", 404, "NOT_FOUND", {"detail", "error"}),
+        ("GET", "/", 404, "NOT_FOUND", {"detail", "error"}),
+        ("GET", "/health", 404, "NOT_FOUND", {"detail", "error"}),
+        ("GET", "/v1/models/", 404, "MODEL_NOT_FOUND", {"detail", "error"}),
+        ("GET", "/v1/models/none", 404, "MODEL_NOT_FOUND", {"detail", "error"}),
+        ("DELETE", "/v1/models/mini", 405, "METHOD_NOT_ALLOWED", {"detail", "error"}),
+        ("GET", "/v1/embeddings", 405, "METHOD_NOT_ALLOWED", {"error"}),
+        ("GET", "/v1/encode/mini", 405, "METHOD_NOT_ALLOWED", {"detail"}),
+        ("POST", "/v1/status", 405, "METHOD_NOT_ALLOWED", {"detail"}),
+        ("POST", "/v1/embeddings/", 404, "NOT_FOUND", {"error"}),
+        ("POST", "/v1/chat/completions", 404, "NOT_FOUND", {"error"}),
+        ("GET", "/v1/admin/models/mini/load", 405, "METHOD_NOT_ALLOWED", {"detail"}),
+        ("POST", "/v1/admin/models/mini/explode", 404, "NOT_FOUND", {"detail"}),
+        ("POST", "/v1/admin/models/none/load", 404, "MODEL_NOT_FOUND", {"detail"}),
+        ("GET", "/ws/status", 404, "NOT_FOUND", {"detail"}),
+    ],
+)
+async def test_unknown_paths_and_methods(
+    served: Start, method: str, path: str, status: int, code: str, shapes: set[str]
+) -> None:
+    async with served() as s:
+        response = await s.http.request(method, path)
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-should-retry"] == "false"
+    body = response.json()
+    assert body.keys() == shapes
+    assert {shape["code"] for shape in body.values()} == {code}
+    if status == 405:
+        assert response.headers["allow"]
+
+
+async def test_load_failures_say_whether_to_hope(served: Start) -> None:
+    async with served() as s:
+        permanent = await s.embed(model="gone")
+        again = await s.encode("gone")
+        transient = await s.encode("flaky")
+        cooling = await s.encode("flaky")
+        too_large = await s.encode("huge")
+    assert permanent.status_code == again.status_code == transient.status_code == too_large.status_code == 502
+    for response in (permanent, again, transient, too_large):
+        assert response.headers["x-should-retry"] == "false"
+        assert "retry-after" not in response.headers
+    error = permanent.json()["error"]
+    assert (error["code"], error["error_class"]) == ("MODEL_LOAD_FAILED", "ModelSourceNotFound")
+    assert (error["permanent"], error["attempts"]) == (True, 1)
+    assert transient.json()["detail"]["permanent"] is False
+    assert too_large.json()["detail"]["error_class"] == "NeverFits"
+    assert cooling.status_code == 503
+    assert 1 <= int(cooling.headers["retry-after"]) <= 60
+    assert "x-should-retry" not in cooling.headers
+
+
+async def _fill(s: Served) -> list[asyncio.Task[Any]]:
+    """One request runs (until its latch is released), one waits."""
+    assert (await s.embed()).status_code == 200
+    latch = FaultPoints.of("mini").hold("run", times=1)
+    tasks = [asyncio.create_task(s.embed())]
+    await latch.arrival()
+    tasks.append(asyncio.create_task(s.embed()))
+    await until(lambda: s.registry.status("mini").leases == 2)
+    return tasks
+
+
+async def test_a_full_queue_is_429_for_openai_and_503_for_native_clients(served: Start) -> None:
+    async with served(queue=1) as s:
+        waiting = await _fill(s)
+        openai, native = await s.embed(), await s.encode()
+        FaultPoints.of("mini").reset()
+        answers = await asyncio.gather(*waiting)
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert (openai.status_code, openai.json()["error"]["code"]) == (429, "QUEUE_FULL")
+    assert (native.status_code, native.json()["detail"]["code"]) == (503, "QUEUE_FULL")
+    for response in (openai, native):
+        assert 1 <= int(response.headers["retry-after"]) <= 120
+        assert "x-should-retry" not in response.headers
+
+
+async def test_a_model_that_takes_long_to_load_is_a_503(served: Start) -> None:
+    async with served(load_wait_s=0.05) as s:
+        latch = FaultPoints.of("mini").hold("load")
+        response = await s.embed()
+        latch.release()
+        await until(lambda: s.registry.status("mini").residency == "resident")
+        after = await s.embed()
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "MODEL_LOADING")
+    assert response.headers["retry-after"]
+    assert after.status_code == 200
+
+
+async def test_an_engine_that_breaks_is_a_500_that_names_no_inside(served: Start) -> None:
+    async with served() as s:
+        FaultPoints.of("mini").fail("run", RuntimeError("secret"), times=1)
+        broken = await s.embed()
+        after = await s.embed()
+    assert (broken.status_code, broken.json()["error"]["code"]) == (500, "INFERENCE_ERROR")
+    assert after.status_code == 200
+
+
+async def test_a_stopping_server_says_so(served: Start) -> None:
+    async with served() as s:
+        assert (await s.http.get("/readyz")).status_code == 200
+        s.service.begin_shutdown()
+        response = await s.embed()
+        ready = await s.http.get("/readyz")
+        alive = await s.http.get("/healthz")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "SHUTTING_DOWN")
+    assert ready.status_code == 503
+    assert ready.json()["problems"]
+    assert alive.status_code == 200

@@ -1,0 +1,105 @@
+"""A whole server in the test's own event loop: real service, real registry, fake engines, and two ways in.
+
+``served()`` answers through httpx without a socket; ``listening()`` runs uvicorn, for what only sockets can show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import attrs
+import httpx
+from sie_core import ModelSpec
+from sie_core.memory.ledger import Ledger
+from sie_core.plugins import Plugins
+from sie_core.residency import Registry, RegistrySettings
+from sie_core.serving.service import Service
+from sie_testing import FakeOptions, FaultPoints
+
+MIB = 1024 * 1024
+
+
+@attrs.frozen
+class Pretend:
+    """A device without bytes: the fake engines only say that they take some."""
+
+    name: str = "emulated:0"
+    kind: str = "emulated"
+    description: str = "pretend"
+
+    def total(self) -> int:
+        return 256 * MIB
+
+    def used(self) -> int | None:
+        return None
+
+    def allocate(self, nbytes: int) -> Any:
+        raise TypeError("a pretend device has no bytes")
+
+
+MODELS: dict[str, FakeOptions] = {
+    "mini": FakeOptions(matryoshka=(4,), max_length=16),
+    "org/mini": FakeOptions(salt="org"),
+    "wide": FakeOptions(dims=384),
+    "any": FakeOptions(outputs=("dense", "sparse", "multivector")),
+    "nan": FakeOptions(non_finite=("bad",)),
+    "gone": FakeOptions(fail_load="ModelSourceNotFound"),
+    "flaky": FakeOptions(fail_load="EngineStartError"),
+    "huge": FakeOptions(weights_bytes=1024 * MIB),
+}
+
+
+@attrs.frozen
+class Served:
+    """What a test gets."""
+
+    http: httpx.AsyncClient
+    service: Service
+    registry: Registry
+    app: Any
+    url: str
+
+    async def embed(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/embeddings", json={"model": "mini", "input": "hello", **body})
+
+    async def encode(self, model: str = "mini", **body: Any) -> httpx.Response:
+        return await self.http.post(f"/v1/encode/{model}", json={"items": [{"text": "hello"}], **body})
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Let the loop turn until the condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+Start = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+def key_line(role: str, key: str) -> str:
+    return f"{role}:{role}-key:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+@contextlib.asynccontextmanager
+async def running_service(queue: int, load_wait_s: float, plugins: Plugins) -> AsyncIterator[tuple[Service, Registry]]:
+    ledger = Ledger()
+    ledger.add_account("host", total=1 << 40)
+    device = Pretend()
+    ledger.add_account(device.name, total=device.total())
+    registry = Registry(plugins, ledger, [device], RegistrySettings(load_wait_s=load_wait_s))
+    registry.apply(
+        [ModelSpec(name=name, adapter="fake", options=options, queue=queue) for name, options in MODELS.items()]
+    )
+    await registry.start()
+    service = Service(registry)
+    try:
+        yield service, registry
+    finally:
+        FaultPoints.reset_all()
+        await registry.shutdown(5.0)
+        service.close()
