@@ -116,9 +116,7 @@ def lint(session: nox.Session) -> None:
 def typing(session: nox.Session) -> None:
     """Strict types of everything that is shipped."""
     _install_torch_stack(session, "-e", "plugins/testing", "mypy", *PYTEST, "types-PyYAML", "types-psutil")
-    for package in PACKAGES:
-        session.run("mypy", f"{package}/src")
-    session.run("mypy", "bench")
+    session.run("mypy", *(f"{package}/src" for package in PACKAGES), "bench")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -9,6 +10,7 @@ import platform
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from attrs import frozen
@@ -50,9 +52,12 @@ class Row:
         return f"| {self.measure} | {self.ours} | {self.theirs} | {self.ratio} | {self.wanted} | {verdict} |"
 
 
-def alternate(rounds: int, *contestants: Callable[[], object]) -> list[list[object]]:
+T = TypeVar("T")
+
+
+def alternate(rounds: int, *contestants: Callable[[], T]) -> list[list[T]]:
     """Run the contestants one after the other, A B A B …, so that a slow minute of the machine hits them alike."""
-    results: list[list[object]] = [[] for _ in contestants]
+    results: list[list[T]] = [[] for _ in contestants]
     for _ in range(rounds):
         for contestant, seen in zip(contestants, results, strict=True):
             seen.append(contestant())
@@ -61,20 +66,15 @@ def alternate(rounds: int, *contestants: Callable[[], object]) -> list[list[obje
 
 def machine() -> str:
     """What the figures were measured on, in words that hold no names of hosts or folders."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        )
-        if Path("/proc/cpuinfo").exists()
-        else (),
-        platform.machine(),
-    )
+    processor = platform.machine()
+    with contextlib.suppress(FileNotFoundError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                processor = line.split(":", 1)[1].strip()
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "starlette")]
     return (
-        f"{os.cpu_count()} cores ({model}), {psutil.virtual_memory().total / 2**30:.0f} GiB of memory, "
+        f"{os.cpu_count()} cores ({processor}), {psutil.virtual_memory().total / 2**30:.0f} GiB of memory, "
         f"{platform.system()} {platform.machine()}, {', '.join(versions)}"
     )
 
