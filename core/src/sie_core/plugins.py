@@ -172,17 +172,16 @@ class Plugins:
         """The sub-commands of all plugins; of two with one name, the first, and the other plugin is a conflict."""
         commands: dict[str, Command] = {}
 
-        def accept(answer: Any) -> list[Command]:
+        def accept(answer: Any) -> None:
             offered: list[Command] = list(answer)
             for command in offered:
                 if not isinstance(command, Command):
                     raise TypeError(f"register_commands returned {command!r}: return sie_core.Command objects")
                 if command.name in commands:
                     raise PluginConflict(f"another plugin offers the command {command.name!r} already")
-            return offered
-
-        for offered in self._collect("register_commands", accept):
             commands.update((command.name, command) for command in offered)
+
+        self._collect("register_commands", accept)
         return list(commands.values())
 
     def notify(self, event: ResidencyChanged) -> None:
