@@ -15,6 +15,7 @@ from httpx import ASGITransport
 from sie_core.config import ServerConfig
 from sie_core.http import create_app
 from sie_core.plugins import Plugins
+from sie_core.telemetry import Telemetry
 from sie_testing import FaultPoints
 from website import Served, Start, running_service
 
@@ -31,11 +32,17 @@ def served() -> Start:
 
     @contextlib.asynccontextmanager
     async def start(
-        *, queue: int = 256, load_wait_s: float = 30.0, plugins: Plugins | None = None, **settings: Any
+        *,
+        queue: int = 256,
+        load_wait_s: float = 30.0,
+        plugins: Plugins | None = None,
+        telemetry: Telemetry | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Served]:
         plugins = plugins or Plugins.load()
-        async with running_service(queue, load_wait_s, plugins) as (service, registry):
-            app = create_app(service, ServerConfig(**settings), plugins=plugins)
+        telemetry = telemetry or Telemetry.disabled()
+        async with running_service(queue, load_wait_s, plugins, telemetry) as (service, registry):
+            app = create_app(service, ServerConfig(**settings), plugins=plugins, telemetry=telemetry)
             transport = ASGITransport(app, raise_app_exceptions=True)
             async with httpx.AsyncClient(transport=transport, base_url="http://sie") as http:
                 yield Served(http, service, registry, app, "http://sie")
@@ -52,7 +59,7 @@ def listening() -> Start:
         *, queue: int = 256, load_wait_s: float = 30.0, body_timeout_s: float = 60.0, **settings: Any
     ) -> AsyncIterator[Served]:
         plugins = Plugins.load()
-        async with running_service(queue, load_wait_s, plugins) as (service, registry):
+        async with running_service(queue, load_wait_s, plugins, Telemetry.disabled()) as (service, registry):
             app = create_app(service, ServerConfig(**settings), plugins=plugins, body_timeout_s=body_timeout_s)
             config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
             server = uvicorn.Server(config)

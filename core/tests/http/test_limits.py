@@ -165,7 +165,15 @@ async def test_a_body_without_a_media_type_is_taken_for_json(served: Start) -> N
 
 
 def head(path: str, length: int) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: sie\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: sie",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+        "",
+        "",
+    )
+    return "\r\n".join(lines).encode()
 
 
 def embed_request(text: str = "hello") -> bytes:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 from sie_core import Residency
+from sie_core.config import TelemetryConfig
 from sie_core.http.views import STATES
 from sie_core.plugins import Plugins
+from sie_core.telemetry import Telemetry
 from sie_testing import FaultPoints
 from website import MODELS, Start, key_line, until
 
@@ -27,12 +30,8 @@ async def test_models_in_both_dialects(served: Start) -> None:
         assert (card["object"], type(card["created"])) == ("model", int)
     cold = {card["name"]: card for card in before["models"]}
     warm = {card["name"]: card for card in after["models"]}
-    assert (cold["mini"]["loaded"], cold["mini"]["state"], cold["mini"]["residency"]) == (
-        False,
-        "available",
-        "unloaded",
-    )
-    assert (warm["mini"]["loaded"], warm["mini"]["state"], warm["mini"]["residency"]) == (True, "loaded", "resident")
+    seen = [[card[name] for name in ("loaded", "state", "residency")] for card in (cold["mini"], warm["mini"])]
+    assert seen == [[False, "available", "unloaded"], [True, "loaded", "resident"]]
     assert warm["mini"]["inputs"] == ["text"]
     assert warm["mini"]["outputs"] == ["dense"]
     assert warm["mini"]["dims"] == {"dense": 8}
@@ -107,8 +106,9 @@ async def test_a_forced_unload_ends_what_runs_with_an_error(served: Start) -> No
         response = await running
         latch.release()
         assert (await unloading).status_code == 200
-    assert response.status_code in (500, 503)
-    assert response.json()["error"]["code"] in ("INFERENCE_ERROR", "MODEL_LOADING")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "RESOURCE_EXHAUSTED")
+    assert "unloaded by force" in response.json()["error"]["message"]
+    assert response.headers["retry-after"] == "1"
 
 
 async def test_load_waits_no_longer_than_it_is_told_to(served: Start) -> None:
@@ -169,9 +169,39 @@ async def test_decisions(served: Start) -> None:
         }
 
 
-async def test_health_readiness_and_metrics(served: Start) -> None:
-    async with served() as s:
+async def test_metrics_count_requests_by_route_and_status(served: Start) -> None:
+    telemetry = Telemetry.create(TelemetryConfig(), environ={})
+    async with served(telemetry=telemetry) as s:
         await s.embed()
+        await s.encode("org/mini")
+        await s.encode("none/such")
+        for number in range(3):
+            await s.http.get(f"/nowhere/{number}")
+        response = await s.http.get("/metrics")
+    telemetry.shutdown()
+    assert response.headers["content-type"].startswith("text/plain")
+    counts = {}
+    for line in response.text.splitlines():
+        if line.startswith("http_server_request_duration_seconds_count{"):
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+            counts[labels["http_route"], labels["http_response_status_code"]] = float(line.split()[-1])
+    assert counts == {
+        ("/v1/embeddings", "200"): 1,
+        ("/v1/encode/{model}", "200"): 1,
+        ("/v1/encode/{model}", "404"): 1,
+        ("none", "404"): 3,
+    }
+
+
+async def test_metrics_that_are_off_are_not_there(served: Start) -> None:
+    async with served() as s:
+        response = await s.http.get("/metrics")
+    assert response.status_code == 404
+    assert "telemetry.prometheus" in response.json()["detail"]["message"]
+
+
+async def test_health_and_readiness(served: Start) -> None:
+    async with served() as s:
         alive = await s.http.get("/healthz")
         ready = await s.http.get("/readyz")
         head = await s.http.head("/healthz")

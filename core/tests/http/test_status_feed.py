@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from typing import Any
@@ -69,7 +70,7 @@ async def test_four_a_second_at_most(listening: Start) -> None:
             await asyncio.sleep(0.1)
         collector.cancel()
     assert len(arrivals) >= 2
-    gaps = [later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     assert min(gaps) > 0.2
 
 

@@ -18,7 +18,8 @@ from sie_core import ModelSpec
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
-from sie_core.serving.service import Service
+from sie_core.serving import Service
+from sie_core.telemetry import Telemetry
 from sie_testing import FakeOptions, FaultPoints
 
 MIB = 1024 * 1024
@@ -86,17 +87,19 @@ def key_line(role: str, key: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running_service(queue: int, load_wait_s: float, plugins: Plugins) -> AsyncIterator[tuple[Service, Registry]]:
+async def running_service(
+    queue: int, load_wait_s: float, plugins: Plugins, telemetry: Telemetry
+) -> AsyncIterator[tuple[Service, Registry]]:
     ledger = Ledger()
     ledger.add_account("host", total=1 << 40)
     device = Pretend()
     ledger.add_account(device.name, total=device.total())
-    registry = Registry(plugins, ledger, [device], RegistrySettings(load_wait_s=load_wait_s))
+    registry = Registry(plugins, ledger, [device], RegistrySettings(load_wait_s=load_wait_s), observer=telemetry)
     registry.apply(
         [ModelSpec(name=name, adapter="fake", options=options, queue=queue) for name, options in MODELS.items()]
     )
     await registry.start()
-    service = Service(registry)
+    service = Service(registry, telemetry=telemetry)
     try:
         yield service, registry
     finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["create_app"]
 
+UNMATCHED: Final = "none"
+"""Stands for the route in metrics where there is none: raw paths would make a series each."""
+CLIENT_GONE: Final = 499
+"""Stands for the status in metrics where nobody was left to answer."""
 _OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions", "/v1/rerank", "/rerank", "/v2/")
 _NATIVE_PATHS = ("/v1/encode/", "/v1/score/", "/v1/extract/", "/v1/generate/", "/v1/status", "/v1/admin", "/ws/")
 
@@ -93,11 +98,26 @@ class Application:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = scope["sie.exchange"] = Exchange(scope, receive, send)
+        telemetry = self._site.telemetry
+        began = perf_counter()
+        try:
+            if telemetry.tracing:
+                with telemetry.server_span(scope["method"], scope["headers"]) as report:
+                    await self._answer(exchange)
+                    report(exchange.status)
+            else:
+                await self._answer(exchange)
+        finally:
+            route = getattr(scope.get("route"), "path_format", UNMATCHED)
+            telemetry.http_request(route, scope["method"], exchange.status, perf_counter() - began)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        scope = exchange.scope
         try:
             self._keys.check(scope["path"], exchange.headers.get(b"authorization", b""))
-            await self._router(scope, receive, exchange.tell)
+            await self._router(scope, exchange.receive, exchange.tell)
         except ClientGone:
-            return
+            exchange.status = CLIENT_GONE
         except Exception as error:
             if exchange.started:  # Too late for another answer: the server closes the connection.
                 raise

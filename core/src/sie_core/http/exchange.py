@@ -57,6 +57,8 @@ class Exchange:
     async def tell(self, message: Message) -> None:
         """``send`` for those who answer by themselves (routes of plugins)."""
         self.started = True
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
         await self.send(message)
 
     async def reply(self, reply: Reply) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sie_core.http.endpoint import Site
+from sie_core.http.errors import HttpError
 from sie_core.http.exchange import Exchange
 from sie_core.http.wire import Reply, pack
 
@@ -23,4 +24,6 @@ async def readyz(site: Site, exchange: Exchange) -> Reply:
 async def metrics(site: Site, exchange: Exchange) -> Reply:
     """What Prometheus scrapes."""
     body, content_type = site.telemetry.render()
+    if not body:
+        raise HttpError(404, "NOT_FOUND", "metrics are switched off (telemetry.prometheus)")
     return Reply(body, content_type=content_type.encode("latin-1"))
