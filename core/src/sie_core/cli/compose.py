@@ -53,7 +53,7 @@ def compose(config: Config, plugins: Plugins) -> Parts:
     devices = _accounts(config, plugins, host, ledger)
     telemetry = Telemetry.create(config.telemetry)
     registry = Registry(plugins, ledger, devices, _settings(config), host_available=host.available, observer=telemetry)
-    service = Service(registry, plugins=plugins, telemetry=telemetry, prepare_threads=config.compute.prepare_threads)
+    service = Service(registry, telemetry=telemetry)
     app = create_app(service, config.server, plugins=plugins, telemetry=telemetry)
     registry.apply(config.models)
     return Parts(config, plugins, tuple(devices), ledger, registry, telemetry, service, app)

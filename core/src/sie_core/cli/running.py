@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,12 +20,14 @@ from attrs import define, field
 
 from sie_core.cli.bind import BACKLOG
 
-__all__ = ["Deadline", "Signals", "leave", "listen", "loop_factory"]
+__all__ = ["Deadline", "Listener", "Signals", "leave", "loop_factory"]
 
 _log = logging.getLogger("sie.cli")
 
 _CLOSING_S = 15.0
 """Seconds that closing the engines may take after the requests had theirs."""
+_LAST_ANSWERS_S = 5.0
+"""Seconds for the answers to requests whose engine was taken from them at the end of their time."""
 _GOODBYE_S = 0.5
 _KEEP_ALIVE_S = 75
 """Longer than the idle time of the clients' own connection pools, so that they close a connection and not we."""
@@ -45,7 +48,8 @@ class Signals:
     """SIGTERM and SIGINT ask for the end, a second one forces it; SIGHUP has the configuration read again."""
 
     drain_s: float
-    stop: asyncio.Event = field(factory=asyncio.Event)
+    asked: asyncio.Future[None] = field(factory=lambda: asyncio.get_running_loop().create_future())
+    """Done once the end was asked for."""
     deadline: Deadline | None = None
     on_hangup: Callable[[], Awaitable[None]] | None = None
     _tasks: set[asyncio.Task[None]] = field(factory=set)
@@ -67,15 +71,21 @@ class Signals:
 
     def ask(self, number: int) -> None:
         """Begin the end; asked for the second time, end at once."""
-        if self.stop.is_set():
-            _log.warning("%s again: leaving at once", signal.Signals(number).name)
+        name = signal.Signals(number).name
+        if self.asked.done():
+            _log.warning("%s again: leaving at once", name)
             leave(1)
-        _log.info("%s: stopping (once more to leave at once)", signal.Signals(number).name)
+        _log.info("%s: stopping (once more to leave at once)", name)
+        self.begin()
+        self.asked.set_result(None)
+
+    def begin(self) -> Deadline:
+        """From now on the time runs."""
         self.deadline = Deadline(self.drain_s + _CLOSING_S)
-        self.stop.set()
+        return self.deadline
 
     def _hang_up(self) -> None:
-        if self.on_hangup is None or self.stop.is_set():
+        if self.on_hangup is None or self.asked.done():
             return
         task = asyncio.ensure_future(self.on_hangup())
         self._tasks.add(task)
@@ -116,38 +126,38 @@ def leave(code: int, message: str = "") -> NoReturn:
     os._exit(code)
 
 
-class _Server(uvicorn.Server):
+class _Uvicorn(uvicorn.Server):
     """uvicorn without its signal handling: :class:`Signals` does that."""
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
 
 
-async def listen(
-    app: Any, sock: socket.socket, stop: asyncio.Event, *, drain_s: float, on_stop: Callable[[], None]
-) -> None:
-    """Serve until ``stop`` is set; then take no more connections and give running requests ``drain_s`` to end."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            ws="websockets-sansio",
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(int(drain_s), 1),
-            backlog=BACKLOG,
+class Listener:
+    """Answers HTTP on a socket."""
+
+    def __init__(self, app: Any, sock: socket.socket, *, drain_s: float) -> None:
+        """``drain_s``: seconds that running requests have once it stops; connections that outlast it are cut."""
+        self._sock = sock
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                ws="websockets-sansio",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(drain_s + _LAST_ANSWERS_S),
+                backlog=BACKLOG,
+            )
         )
-    )
-    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
-        stopping.cancel()
-        await serving  # it ended by itself: raise what ended it
-        raise RuntimeError("the HTTP server ended by itself")
-    on_stop()
-    server.should_exit = True
-    await serving
+
+    async def serve(self) -> None:
+        """Run until :meth:`stop`, and until the requests that then run have ended."""
+        await self._server.serve(sockets=[self._sock])
+
+    def stop(self) -> None:
+        """Take no more connections."""
+        self._server.should_exit = True

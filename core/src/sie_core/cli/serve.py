@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attrs import frozen
 from cyclopts import Group, Parameter
@@ -23,7 +24,12 @@ from sie_core.cli.problems import from_config_error, from_plugin_error
 from sie_core.config import DEFAULT_FILE, Config, OptionInfo, load_config, options
 from sie_core.errors import ConfigError, PluginError
 from sie_core.plugins import Plugins
+from sie_core.types import Residency
 from sie_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from sie_core.cli.compose import Parts
+    from sie_core.cli.running import Listener, Signals
 
 __all__ = ["serve"]
 
@@ -38,6 +44,7 @@ _TITLES = {
 }
 
 
+_CLOSED = (Residency.UNLOADED, Residency.FAILED)
 _METAVARS = {"one of": "WORD", "size": "SIZE", "path": "FILE", "whole number": "N", "a number": "SECONDS"}
 
 
@@ -151,16 +158,19 @@ def _run(asked: _Asked) -> int:
         raise from_config_error(error) from error
     except PluginError as error:
         raise from_plugin_error(error) from error
-    from sie_core.cli.running import loop_factory
+    from sie_core.cli.running import leave, loop_factory
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(asked, config, plugins, sock))
+        code = runner.run(_serve(asked, config, plugins, sock))
+    logging.shutdown()
+    # Everything is closed. An interpreter full of frameworks takes seconds to clear away, to nobody's good.
+    leave(code)
 
 
 async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.socket) -> int:
     from sie_core.cli.compose import compose
     from sie_core.cli.reload import Reloader
-    from sie_core.cli.running import Signals, leave, listen
+    from sie_core.cli.running import Listener, Signals
 
     signals = Signals(drain_s=config.server.drain_s)
     with signals.handled():
@@ -174,21 +184,42 @@ async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.s
         reloader = Reloader(config, lambda: settings.read(asked.file, asked.flags, plugins), parts.registry)
         signals.on_hangup = reloader.reload
         watching = asyncio.ensure_future(reloader.watch(config.path)) if asked.reload and config.path else None
-        print(_greeting(config, sock), flush=True)
-        try:
-            await listen(
-                parts.app, sock, signals.stop, drain_s=config.server.drain_s, on_stop=parts.service.begin_shutdown
-            )
-        finally:
-            if watching is not None:
-                watching.cancel()
-            assert signals.deadline is not None
-            await parts.registry.shutdown(signals.deadline.left())
-            parts.telemetry.shutdown()
-    if parts.registry.health():
-        leave(Exit.FAILED, "sie: an engine could not be closed; leaving without it")
+        if asked.reload and watching is None:
+            _log.warning("--reload: there is no configuration file to watch")
+        listener = Listener(parts.app, sock, drain_s=config.server.drain_s)
+        serving = asyncio.ensure_future(listener.serve())
+        _greet(config, sock)
+        await asyncio.wait({serving, signals.asked}, return_when=asyncio.FIRST_COMPLETED)
+        if watching is not None:
+            watching.cancel()
+        return await _end(parts, listener, serving, signals)
+
+
+async def _end(parts: Parts, listener: Listener, serving: asyncio.Future[None], signals: Signals) -> int:
+    """Stop accepting, let the requests end, close the engines; everything within one deadline."""
+    deadline = signals.deadline or signals.begin()
+    parts.service.begin_shutdown()
+    listener.stop()
+    # Side by side: requests that wait for a model hold their connections until the registry sends them away.
+    await asyncio.gather(serving, parts.registry.shutdown(deadline.left(), drain_s=signals.drain_s))
+    parts.service.close()
+    parts.telemetry.shutdown()
+    stuck = [status.name for status in parts.registry.statuses() if status.residency not in _CLOSED]
+    if stuck:
+        _log.error("leaving without having closed: %s", ", ".join(stuck))
+        return Exit.FAILED
+    if not signals.asked.done():
+        _log.error("the HTTP server ended by itself")
+        return Exit.FAILED
     _log.info("stopped")
     return Exit.OK
+
+
+def _greet(config: Config, sock: socket.socket) -> None:
+    text = _greeting(config, sock)
+    _log.info("ready at %s", base_url(sock))
+    with contextlib.suppress(OSError):  # whoever started us need not be interested
+        print(text, flush=True)
 
 
 def _greeting(config: Config, sock: socket.socket) -> str:

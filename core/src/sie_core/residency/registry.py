@@ -410,10 +410,14 @@ class Registry:
                 self._lifecycle.begin_drain(record, Drain("memory pressure from other processes"))
                 short -= freed
 
-    async def shutdown(self, deadline_s: float = 30.0) -> None:
-        """Fail who waits, cancel what loads, drain and unload everything; all within ``deadline_s`` seconds."""
+    async def shutdown(self, deadline_s: float = 30.0, *, drain_s: float | None = None) -> None:
+        """Fail who waits, cancel what loads, drain and unload everything; all within ``deadline_s`` seconds.
+
+        ``drain_s`` of them are for the requests that run; ``None``: half.
+        """
         roster, loop = self._roster, asyncio.get_running_loop()
         until = loop.time() + deadline_s
+        within = deadline_s / 2 if drain_s is None else drain_s
         roster.closing = True
         if self._sampler is not None:
             self._sampler.cancel()
@@ -423,7 +427,7 @@ class Registry:
             if record.state in (_R.QUEUED, _R.LOADING):
                 self._lifecycle.cancel_load(record, "shutdown")
             elif record.state is _R.RESIDENT:
-                self._lifecycle.begin_drain(record, Drain("shutdown", force=True), within=deadline_s / 2)
+                self._lifecycle.begin_drain(record, Drain("shutdown", force=True), within=within)
         while self._lifecycle.running or any(r.state in (_R.RESIDENT, _R.DRAINING) for r in roster.records.values()):
             left = until - loop.time()
             if left <= 0:
