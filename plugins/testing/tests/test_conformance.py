@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from sie_core import Adapter, DeviceBuffer, DeviceOutOfMemory, ModelSpec
 from sie_testing import AdapterConformance, FakeAdapter, FakeOptions, plugin
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attrs import define, field
-
 from sie_core import DeviceBuffer, TransitionContext
 
 if TYPE_CHECKING:

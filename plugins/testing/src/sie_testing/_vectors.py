@@ -6,7 +6,6 @@ import hashlib
 
 import numpy as np
 from numpy.typing import NDArray
-
 from sie_core import SparseVector
 
 __all__ = ["constant", "dense", "multivector", "sparse"]

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from attrs import frozen
-
 import sie_core
+from attrs import frozen
 from sie_core import (
     Adapter,
     AdmissionReserve,
@@ -42,6 +41,7 @@ from sie_core import (
     TransitionContext,
     Unsupported,
 )
+
 from sie_testing._memory import FakeMemory
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import pause
