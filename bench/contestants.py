@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import psutil
@@ -43,6 +45,21 @@ class Server:
             except (urllib.error.URLError, OSError):
                 pause.wait(0.2)
         raise RuntimeError(f"{self.name} did not answer within {START_S:.0f} s")
+
+    def warm(self, model: str) -> None:
+        """Return once it has answered a request: the model is loaded. Raises RuntimeError if it takes too long."""
+        body = json.dumps({"model": model, "input": "Hello"}).encode()
+        request = urllib.request.Request(self.url, data=body, headers={"Content-Type": "application/json"})
+        pause, deadline = threading.Event(), time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(request, timeout=START_S):
+                    return
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise RuntimeError(f"{self.name}: {error.read().decode(errors='replace')}") from error
+                pause.wait(1)
+        raise RuntimeError(f"{self.name} had not loaded {model} within {START_S:.0f} s")
 
     def cpu_seconds(self) -> float:
         """CPU time that the process and its children have used so far."""

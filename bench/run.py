@@ -51,6 +51,7 @@ class Bench:
             }
             self._servers[name] = self.stack.enter_context(starts[name]())
             model = "fake" if name == "sie-fake" else "minilm"
+            self._servers[name].warm(model)
             drive(self._servers[name], clients=4, seconds=3, model=model)  # what is made on first use is made now
         return self._servers[name]
 
@@ -197,7 +198,8 @@ MEASURES = {f.__name__: f for f in (latency, single, batch, start, overhead, mem
 
 
 def _median(runs: Sequence[Load], what: str) -> float:
-    return statistics.median(getattr(run, what) for run in runs)
+    values: list[float] = [getattr(run, what) for run in runs]
+    return statistics.median(values)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

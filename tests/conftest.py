@@ -64,6 +64,11 @@ class RunningServer:
             pause.wait(0.1)
         pytest.fail(f"the server was not ready within {START_S:.0f} s:\n{self.output()}")
 
+    def load(self, model: str) -> None:
+        """Load a model and wait for it, so that no test depends on how long that takes."""
+        answer = httpx.post(f"{self.url}/v1/admin/models/{model}/load", timeout=START_S)
+        assert answer.status_code == httpx.codes.OK, answer.text
+
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 

@@ -13,7 +13,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any]) -> Any:
-    return start_server()
+    running = start_server()
+    running.load("minilm")
+    return running
 
 
 @pytest.fixture

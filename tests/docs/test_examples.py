@@ -60,7 +60,9 @@ def _commands(block: Block) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any]) -> Any:
-    return start_server()
+    running = start_server()
+    running.load("minilm")
+    return running
 
 
 def test_every_block_has_a_language_that_is_checked() -> None:

@@ -96,6 +96,7 @@ def test_the_installed_server_embeds_and_leaves_nothing_behind(
     clean_venv: Path, tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
     server = start_server(command=[str(clean_venv / "bin" / "sie")], cwd=tmp_path, env={"PYTHONPATH": ""})
+    server.load("minilm")
     answer = httpx.post(
         f"{server.url}/v1/embeddings", json={"model": "minilm", "input": ["Hello", "world"]}, timeout=120
     )
