@@ -102,7 +102,8 @@ def _load(client: Client, model: str, timeout_s: float) -> dict[str, Any]:
     """Ask for the load in a thread of its own, and report the model's state until that request is answered."""
     began = time.monotonic()
     report = _Report(model)
-    asked = _Asked(client, model, deadline=began + timeout_s)
+    path = model_path("/v1/admin/models", model, "load")
+    asked = _Asked(client, model, path, deadline=began + timeout_s)
     threading.Thread(target=asked.run, daemon=True).start()
     try:
         while not asked.done.wait(_POLL_S):
@@ -123,13 +124,13 @@ class _Asked:
 
     client: Client
     model: str
+    path: str
     deadline: float
     done: threading.Event = field(factory=threading.Event)
     answer: dict[str, Any] = field(factory=dict)
     error: BaseException | None = None
 
     def run(self) -> None:
-        path = model_path("/v1/admin/models", self.model, "load")
         try:
             while True:
                 left = self.deadline - time.monotonic()
@@ -141,7 +142,7 @@ class _Asked:
                     )
                 try:
                     # The server gives up a little before this side does, so that it is the one that says why.
-                    self.answer = self.client.post(path, {"wait_s": min(left, _WAIT_S)}, timeout_s=left + _GRACE_S)
+                    self.answer = self.client.post(self.path, {"wait_s": min(left, _WAIT_S)}, timeout_s=left + _GRACE_S)
                     return
                 except CommandError as error:
                     # A model that failed and will be tried again later is "loading" for requests, not for us.

@@ -116,9 +116,8 @@ def model_path(prefix: str, model: str, action: str = "") -> str:
 
 
 def _checked(url: str) -> str:
-    text = url.strip().rstrip("/")
-    if "://" not in text:
-        text = f"http://{text}"
+    text = url.strip()
+    text = (text if "://" in text else f"http://{text}").rstrip("/")
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Annotated, Any
@@ -20,6 +21,8 @@ __all__ = ["encode"]
 _NO_REMOTE = Remote()
 _CHUNK = 256
 """Texts a request, when they come from stdin: small enough that the first vectors are there soon."""
+_AGAIN_S = 5.0
+"""Seconds to wait at most before asking again for a model that loads; the request itself waits for it, too."""
 
 
 @command(
@@ -71,10 +74,27 @@ def encode(
     with Client(remote) as client:
         for chunk in _chunks(texts or _lines()):
             body = {"items": [{"text": text} for text in chunk], "params": params}
-            items = client.post(path, body, timeout_s=timeout)["items"]
+            items = _answer(client, path, body, timeout)["items"]
             for text, item in zip(chunk, items, strict=True):
                 _show(text, item, as_json=remote.json)
             sys.stdout.flush()
+
+
+def _answer(client: Client, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Ask until the model is loaded: a person at a terminal would do nothing else."""
+    deadline = time.monotonic() + timeout_s
+    told = ""
+    while True:
+        try:
+            return client.post(path, body, timeout_s=max(deadline - time.monotonic(), 1.0))
+        except CommandError as error:
+            again_s = min(float(error.details.get("retry_after_s", 1)), _AGAIN_S)
+            if error.code != "MODEL_LOADING" or time.monotonic() + again_s >= deadline:
+                raise
+            if error.message != told:
+                told = error.message
+                print(f"sie: {printable(told)}: waiting for it", file=sys.stderr)
+            time.sleep(again_s)
 
 
 def _lines() -> Iterator[str]:
