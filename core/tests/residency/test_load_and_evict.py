@@ -176,7 +176,7 @@ def test_a_busy_victim_that_does_not_drain_is_let_off() -> None:
         with pytest.raises(ResourceExhausted):
             await built.registry.acquire("b")
         assert built.state("a") is Residency.RESIDENT
-        assert built.state("b") is Residency.UNLOADED
+        await built.until(lambda: built.state("b") is Residency.UNLOADED)
         lease.release()
         await close(built)
 

@@ -208,6 +208,8 @@ class Admission:
     def _look_at_plan(self, needer: Needer) -> None:
         plan = needer.plan
         assert plan is not None
+        if needer.at_least and plan.owing:
+            return  # the book says that the bytes are there, the device said otherwise: wait for the victims
         if not any(self._roster.ledger.lien(needer.record.name).values()):
             self._let_off(plan, "the bytes came from elsewhere")
             self._grant(needer, plan.placed)
@@ -298,7 +300,7 @@ class Admission:
     def _hopeless(self, needer: Needer, ways: list[Placement]) -> bool:
         """Fail the needer if not even evicting everybody would help: pins, or memory that is not ours."""
         roster, record = self._roster, needer.record
-        if needer.at_least and not any(roster.records[name] is not record for name in roster.recent):
+        if needer.at_least and not self._others(needer, ways):
             self._fail(needer, needer.cause or ResourceExhausted("nothing is left to evict", retry_after_s=5.0))
             return True
         movable = frozenset(name for name, other in roster.records.items() if not other.spec.pinned)
@@ -315,6 +317,14 @@ class Admission:
         )
         self._fail(needer, error)
         return True
+
+    def _others(self, needer: Needer, ways: list[Placement]) -> bool:
+        """Whether any other model that may ever be evicted is on one of these devices, or on its way there."""
+        accounts = {account for place in ways for account in place.devices}
+        return any(
+            other is not needer.record and not other.spec.pinned and accounts.intersection(other.devices)
+            for other in self._roster.records.values()
+        )
 
     def _window(self, needer: Needer, place: Placement) -> bool:
         """A self-sizing engine launches alone on its devices; nobody is admitted beside one that launches."""

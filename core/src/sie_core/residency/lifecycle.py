@@ -39,6 +39,8 @@ from sie_core.types import Residency
 __all__ = ["Lifecycle"]
 
 _R = Residency
+_TICK_S = 0.001
+"""Clocks of event loops are no finer: a timer may fire that much early, and must not be set again for nothing."""
 
 
 @define(eq=False)
@@ -474,7 +476,7 @@ class Lifecycle:
         limit = record.spec.idle_evict_s
         if limit is None or record.state is not _R.RESIDENT or record.leases or record.tickets or record.spec.pinned:
             return
-        if self._roster.now() - record.last_used < limit:
+        if record.last_used + limit - self._roster.now() > _TICK_S:
             self.arm_idle(record)
         else:
             self.begin_drain(record, Drain("idle time-out"))
