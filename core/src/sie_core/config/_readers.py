@@ -86,13 +86,10 @@ def _int(value: Value, where: Where, report: Report) -> Any:
 
 
 def _float(value: Value, where: Where, report: Report) -> Any:
-    if value.kind == "float" and not math.isfinite(value.data):
-        return report.add(where, f"expected a finite number, found {value.data}")
-    if value.kind in ("int", "float"):
-        return float(value.data)
-    if value.kind == "text" and value.note == "number":
-        return float(value.data)
-    return report.mismatch(where, "a number", value, _unquote(value))
+    if value.kind not in ("int", "float") and value.note != "number":
+        return report.mismatch(where, "a number", value, _unquote(value))
+    number = float(value.data)
+    return number if math.isfinite(number) else report.add(where, f"must be a finite number, and is {number}")
 
 
 def _unquote(value: Value) -> str:
@@ -162,8 +159,8 @@ def _choice(choices: dict[Any, Any]) -> Reader:
             for choice, result in choices.items():
                 if type(choice) is type(value.data) and choice == value.data:
                     return result
-        hint = suggest(value.data, words) if value.kind == "text" else ""
-        return report.add(where, f"expected {expected}, found {value.describe()}{hint}")
+        hint = suggest(value.data, words).removeprefix(", ") if value.kind == "text" else ""
+        return report.mismatch(where, expected, value, hint)
 
     return Reader(expected, read, exact=True, words=tuple(words))
 
@@ -202,7 +199,7 @@ def _union(members: Sequence[Reader]) -> Reader:
 
 def _fits_partly(report: Report, where: Where) -> bool:
     """Whether a member of a union was meant: it complains about the inside of the value, or not about its kind."""
-    return any(p.path != where.path or not p.message.startswith("expected ") for p in report.problems)
+    return len(report.problems) > report.mismatches or any(p.path != where.path for p in report.problems)
 
 
 def _wants_number(members: Sequence[Reader]) -> bool:
@@ -228,7 +225,7 @@ def _sequence(origin: Any, args: tuple[Any, ...]) -> Reader:
             hint = f"write [{value.data}] for a list of one" if value.kind in ("text", "int", "float") else ""
             return report.mismatch(where, "a list", value, hint)
         if fixed and len(value.data) != len(inner):
-            return report.add(where, f"expected a list of {len(inner)}, found one of {len(value.data)}")
+            return report.add(where, f"must have {len(inner)} entries, and has {len(value.data)}")
         items = [
             inner[index if fixed else 0].read(item, where.item(index, item), report)
             for index, item in enumerate(value.data)

@@ -6,7 +6,7 @@ every problem can be reported with its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -89,12 +89,13 @@ class Where:
 class Report:
     """Collects the problems of one layer (a file, a flag, a variable). ``base`` is where its relative paths start."""
 
-    __slots__ = ("base", "file", "problems")
+    __slots__ = ("base", "file", "mismatches", "problems")
 
     def __init__(self, file: str, base: Path, problems: list[ConfigProblem] | None = None) -> None:
         self.file = file
         self.base = base
         self.problems: list[ConfigProblem] = [] if problems is None else problems
+        self.mismatches = 0
 
     def add(self, where: Where, message: str) -> Any:
         self.problems.append(
@@ -103,6 +104,8 @@ class Report:
         return INVALID
 
     def mismatch(self, where: Where, expected: str, value: Value, hint: str = "") -> Any:
+        """The value is of another kind than the type takes."""
+        self.mismatches += 1
         return self.add(where, f"expected {expected}, found {value.describe()}" + (f"; {hint}" if hint else ""))
 
     def scratch(self) -> Report:
@@ -110,12 +113,13 @@ class Report:
         return Report(self.file, self.base)
 
 
-def suggest(word: str, known: Any) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
     """``", did you mean ...?"`` where something close is known, else nothing."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), 3, 0.6)
-    return f", did you mean {' or '.join(close)}?" if close else ""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(word.lower(), list(by_lower), 3, 0.6)
+    return f", did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""
 
 
 def value_of(data: Any) -> Value:
