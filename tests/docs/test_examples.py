@@ -53,6 +53,12 @@ def _examples(language: str) -> Any:
     return pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == language], ids=str)
 
 
+def _file_name(block: Block) -> str | None:
+    """``# name.py`` in the first line names the file that a block is."""
+    named = re.match(r"# (\w+\.py)\n", block.text)
+    return named[1] if named else None
+
+
 def _commands(block: Block) -> list[str]:
     joined = block.text.replace("\\\n", " ")
     return [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip() and line[0] != "#"]
@@ -85,12 +91,16 @@ def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
 
 @_examples("python")
 def test_a_program_runs(block: Block, server: Any, tmp_path: Path) -> None:
-    program = tmp_path / "example.py"
-    program.write_text(block.text.replace(ADDRESS, server.url), encoding="utf-8")
+    for other in BLOCKS:  # a program may use the named files of its page
+        if other.page == block.page and (name := _file_name(other)):
+            (tmp_path / name).write_text(other.text, encoding="utf-8")
+    name = _file_name(block) or "example.py"
+    (tmp_path / name).write_text(block.text.replace(ADDRESS, server.url), encoding="utf-8")
+    runner = ["-m", "pytest", "-p", "no:cacheprovider"] if name.startswith("test_") else []
     done = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *runner, name], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @_examples("sh")
