@@ -157,7 +157,11 @@ class Plugins:
         return None
 
     def probe_devices(self, *, emulate: int | None = None) -> list[Device]:
-        """The devices that all plugins found; of two with one name, the first. ``emulate``: bytes of a pretend one."""
+        """The devices that all plugins found; of two with one name, the first. ``emulate``: bytes of a pretend one.
+
+        Raises:
+            HostOutOfMemory: the emulated device does not fit in RAM.
+        """
         devices: dict[str, Device] = {}
         for found in self._collect("probe_devices", list, emulate=emulate):
             for device in found:
@@ -297,6 +301,8 @@ class Plugins:
             self._note(plugin, adapters=tuple(n for n, entry in self._adapters.items() if entry.plugin == plugin))
 
     def _leave_out(self, plugin: str, error: BaseException, what: str) -> None:
+        if plugin == _BUILTIN:
+            raise error  # there is no server without it: what it says is for the operator
         info = next(info for info in self._infos.values() if info.name == plugin and info.state == "loaded")
         self._manager.unregister(name=plugin)
         self._order.remove(plugin)

@@ -14,6 +14,7 @@ from sie_core import (
     DeviceOutOfMemory,
     Engine,
     HostOffload,
+    HostOutOfMemory,
     HostResidue,
     ModelSpec,
     PluginBroken,
@@ -76,6 +77,13 @@ def test_probe_devices_hears_which_device_is_to_be_emulated(site: Site) -> None:
     names = [device.name for device in site.load().probe_devices(emulate=1 << 20)]
     assert heard(module) == [1 << 20]
     assert "emulated:0" in names
+
+
+def test_probe_devices_tells_the_operator_of_an_emulated_device_that_does_not_fit(site: Site) -> None:
+    plugins = site.load()
+    with pytest.raises(HostOutOfMemory):
+        plugins.probe_devices(emulate=1 << 60)
+    assert site.info("core", plugins).state == "loaded"
 
 
 @pytest.mark.parametrize(

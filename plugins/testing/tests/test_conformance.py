@@ -5,43 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sie_core import Adapter, DeviceBuffer, DeviceOutOfMemory, ModelSpec
-from sie_testing import AdapterConformance, FakeAdapter, FakeOptions, plugin
+from sie_core import Adapter, DeviceOutOfMemory, ModelSpec
+from sie_core.memory.device import EmulatedDevice
+from sie_testing import AdapterConformance, FakeAdapter, FakeEngine, FakeOptions, make_context, plugin, reserve_for
 
 MIB = 1 << 20
 
 
-class Buffer:
-    def __init__(self, device: PretendDevice, nbytes: int) -> None:
-        self.view = memoryview(bytearray(nbytes))
-        self._device: PretendDevice | None = device
-        self._nbytes = nbytes
+class Events:
+    def died(self, reason: str) -> None: ...
 
-    def free(self) -> None:
-        if self._device is not None:
-            self._device.taken -= self._nbytes
-            self._device = None
-
-
-class PretendDevice:
-    """The least that stands for an emulated device: it counts, and it can be full."""
-
-    name = "emulated:0"
-    kind = "emulated"
-    description = "64 MiB of made-up device"
-    taken = 0
-
-    def total(self) -> int:
-        return 64 * MIB
-
-    def used(self) -> int:
-        return self.taken
-
-    def allocate(self, nbytes: int) -> DeviceBuffer:
-        if self.taken + nbytes > self.total():
-            raise DeviceOutOfMemory("full", account=self.name, needed=nbytes, free=self.total() - self.taken)
-        self.taken += nbytes
-        return Buffer(self, nbytes)
+    def request_growth(self, account: str, nbytes: int) -> bool:
+        return False
 
 
 class FakeConformance(AdapterConformance):
@@ -58,6 +33,10 @@ class FakeConformance(AdapterConformance):
     @pytest.fixture
     def plugin(self) -> Any:
         return plugin
+
+    @pytest.fixture
+    def missing_model(self) -> ModelSpec:
+        return ModelSpec("missing", "fake", options=FakeOptions(fail_load="ModelSourceNotFound"))
 
 
 class TestMadeUpBytes(FakeConformance):
@@ -83,17 +62,67 @@ class TestKeptBackup(FakeConformance):
 class TestRealBytes(FakeConformance):
     options = FakeOptions(weights_bytes=3 * MIB + 17, context_bytes=MIB, allocate=True)
 
-    shared_device = PretendDevice()
+    emulated: EmulatedDevice
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls.emulated = EmulatedDevice("emulated:0", 64 * MIB)
 
     @pytest.fixture
-    def device(self) -> PretendDevice:
-        return self.shared_device
+    def device(self) -> EmulatedDevice:
+        return self.emulated
 
     @classmethod
     def teardown_class(cls) -> None:
         super().teardown_class()
-        assert cls.shared_device.used() == 0
+        assert cls.emulated.used() == 0
+        cls.emulated.close()
 
 
 class TestRealBytesAndKeptBackup(TestRealBytes):
     options = FakeOptions(weights_bytes=MIB, allocate=True, backup=True)
+
+
+class TestRealBytesOnTooSmallADevice:
+    def test_a_load_that_runs_out_of_memory_gives_back_what_it_took(self) -> None:
+        device = EmulatedDevice("emulated:0", 4 * MIB)
+        model = ModelSpec("m", "fake", options=FakeOptions(weights_bytes=3 * MIB, context_bytes=2 * MIB, allocate=True))
+        with pytest.raises(DeviceOutOfMemory) as caught:
+            FakeAdapter().load(model, make_context(reserve_for(model), device), Events())
+        assert caught.value.account == "emulated:0"
+        assert device.used() == 0
+        device.close()
+
+    def test_a_wake_that_runs_out_of_memory_keeps_its_copy(self) -> None:
+        device = EmulatedDevice("emulated:0", 4 * MIB)
+        model = ModelSpec("m", "fake", options=FakeOptions(weights_bytes=3 * MIB, allocate=True))
+        ctx = make_context(reserve_for(model), device)
+        engine = FakeAdapter().load(model, ctx, Events())
+        assert isinstance(engine, FakeEngine)
+        before = engine.probe(ctx)
+        engine.offload(ctx)
+        assert device.used() == 0
+        other = device.allocate(2 * MIB)
+        with pytest.raises(DeviceOutOfMemory):
+            engine.restore(ctx)
+        assert engine.parked
+        other.free()
+        engine.restore(ctx)
+        assert engine.probe(ctx) == before
+        assert device.used() == 3 * MIB
+        engine.close(ctx)
+        device.close()
+
+    def test_damage_to_real_bytes_is_seen_by_the_probe(self) -> None:
+        device = EmulatedDevice("emulated:0", 4 * MIB)
+        options = FakeOptions(weights_bytes=MIB, allocate=True, corrupt_restore=True)
+        model = ModelSpec("m", "fake", options=options)
+        ctx = make_context(reserve_for(model), device)
+        engine = FakeAdapter().load(model, ctx, Events())
+        assert isinstance(engine, FakeEngine)
+        before = engine.probe(ctx)
+        engine.offload(ctx)
+        engine.restore(ctx)
+        assert engine.probe(ctx) != before
+        engine.close(ctx)
+        device.close()
