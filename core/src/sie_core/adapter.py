@@ -277,6 +277,10 @@ class BatchEngine(Engine):
     max_batch_tokens: int | None = None
     """Tokens (padding included) that one ``run`` may hold, from the headroom granted; ``None``: no limit of its own."""
 
+    pads: bool = True
+    """Whether ``run`` pads its items to the longest, so that items of similar length should go together.
+    ``False`` for an engine that packs them, or that groups them itself."""
+
     def prepare(self, request: BatchRequest) -> Sequence[Prepared]:
         """Turn a request into one ``Prepared`` an item (tokenising, image decoding). Thread-safe; off the event loop.
 

@@ -1,8 +1,8 @@
 """Which waiting items make up the next run. Pure: no clock, no await, callable from any thread.
 
-A run costs ``start + rate x padded tokens``, padded because engines pad items to the longest of their run. Items of
-similar length together waste little padding, many small runs waste starts; how many tokens one start is worth is
-learnt from the runs themselves, so a CPU gets small tight runs and a GPU large ones without any setting.
+A run costs ``start + rate x tokens``, where an engine that pads its items to the longest of the run pays for the
+padding too. Items of similar length together waste little padding, many small runs waste starts; how many tokens one
+start is worth is learnt from the runs themselves, so a CPU gets small tight runs and a GPU large ones without a setting.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 if TYPE_CHECKING:
     from sie_core.adapter import Prepared
@@ -33,14 +33,18 @@ class Slot:
 
 @frozen
 class Sizing:
-    """``budget``: padded tokens no run may exceed. ``target``: padded tokens beyond which a run gains nothing.
-
-    ``start``: what starting a run costs, in tokens.
+    """``budget``: tokens no run may exceed. ``target``: tokens beyond which a run gains nothing. Both with the padding
+    that the engine adds if it ``pads``. ``start``: what starting a run costs, in tokens.
     """
 
     budget: int
     target: int
     start: int
+    pads: bool = True
+
+    def size(self, count: int, longest: int, total: int) -> int:
+        """Tokens that a run of ``count`` items costs."""
+        return count * longest if self.pads else total
 
 
 def choose(window: Sequence[Slot], sizing: Sizing) -> list[Slot]:
@@ -53,27 +57,28 @@ def choose(window: Sequence[Slot], sizing: Sizing) -> list[Slot]:
         return list(window)
     lengths = [slot.tokens for slot in window]
     longest, total = max(lengths), sum(lengths)
-    padded = longest * len(window)
-    if padded <= sizing.target and padded - total <= sizing.start:
+    size = sizing.size(len(window), longest, total)
+    if size <= sizing.target and size - total <= sizing.start:
         return list(window)
-    shortest_wanted, longest_wanted = _group_of_first(lengths, longest, sizing)
-    head = window[0]
-    chosen = [head]
-    _take([slot for slot in window if slot.job.passed >= _MAX_PASSED], chosen, sizing.budget)
-    similar = [slot for slot in window if shortest_wanted < slot.tokens <= longest_wanted]
-    _take(similar, chosen, sizing.target)
+    chosen = [window[0]]
+    _take([slot for slot in window if slot.job.passed >= _MAX_PASSED], chosen, sizing.budget, sizing)
+    similar = window
+    if sizing.pads:
+        above, up_to = _group_of_first(lengths, longest, sizing)
+        similar = [slot for slot in window if above < slot.tokens <= up_to]
+    _take(similar, chosen, sizing.target, sizing)
     return chosen
 
 
-def _take(slots: Sequence[Slot], chosen: list[Slot], limit: int) -> None:
-    """Add those of ``slots``, in order, that fit into ``limit`` padded tokens beside ``chosen``."""
+def _take(slots: Sequence[Slot], chosen: list[Slot], limit: int, sizing: Sizing) -> None:
+    """Add those of ``slots``, in order, that fit into ``limit`` tokens beside ``chosen``."""
     there = {id(slot) for slot in chosen}
-    longest = max((slot.tokens for slot in chosen), default=0)
+    longest, total = max(slot.tokens for slot in chosen), sum(slot.tokens for slot in chosen)
     for slot in slots:
-        new_longest = max(longest, slot.tokens)
-        if (len(chosen) + 1) * new_longest > limit or id(slot) in there:
+        new_longest, new_total = max(longest, slot.tokens), total + slot.tokens
+        if id(slot) in there or sizing.size(len(chosen) + 1, new_longest, new_total) > limit:
             continue
-        longest = new_longest
+        longest, total = new_longest, new_total
         chosen.append(slot)
 
 
@@ -106,11 +111,12 @@ def _group_of_first(lengths: Sequence[int], longest: int, sizing: Sizing) -> tup
     return above, buckets[j - 1] * width
 
 
-_FORGET = 0.98  # weight of a run falls to a half in 34 runs: follows a machine that others come to share
+_FORGET = 0.99  # weight of a run falls to a half in 69 runs: follows a machine that others come to share
 _ENOUGH_RUNS = 8
 _START_DEFAULT, _START_MIN, _START_MAX = 48, 16, 8192
 _STARTS_PER_RUN = 16  # a run this many starts long spends 6% on starting; longer ones only answer later
-_TARGET_MIN = 256
+_TARGET_MIN = 512
+_LONG_RUN_S = 0.25  # whoever comes now waits for the run under way: no run is made longer than this on purpose
 
 
 @define
@@ -122,31 +128,36 @@ class RunCost:
     """How long a run takes, lately."""
     item_seconds: float = 0.0
     """How long an item takes, lately; what ``Retry-After`` is measured with."""
-    _sums: list[float] = field(factory=lambda: [0.0] * 5)
+    _n: float = 0.0
+    _x: float = 0.0
+    _y: float = 0.0
+    _xx: float = 0.0
+    _xy: float = 0.0
     _start: int = _START_DEFAULT
 
-    def observe(self, padded: int, items: int, seconds: float) -> None:
-        """A run of ``items`` items and ``padded`` tokens took ``seconds``."""
+    def observe(self, size: int, items: int, seconds: float) -> None:
+        """A run of ``items`` items and ``size`` tokens took ``seconds``."""
         self.runs += 1
         weight = 0.2 if self.runs > 1 else 1.0
         self.seconds += weight * (seconds - self.seconds)
         self.item_seconds += weight * (seconds / items - self.item_seconds)
         if self.runs == 1:
             return  # the first run pays for allocations and caches that no other pays
-        n, x, y, xx, xy = self._sums
-        n, x, y = n * _FORGET + 1, x * _FORGET + padded, y * _FORGET + seconds
-        xx, xy = xx * _FORGET + padded * padded, xy * _FORGET + padded * seconds
-        self._sums = [n, x, y, xx, xy]
+        self._n = n = self._n * _FORGET + 1
+        self._x = x = self._x * _FORGET + size
+        self._y = y = self._y * _FORGET + seconds
+        self._xx = xx = self._xx * _FORGET + size * size
+        self._xy = xy = self._xy * _FORGET + size * seconds
         spread = n * xx - x * x
         if self.runs < _ENOUGH_RUNS or spread < 0.01 * n * xx:
             return  # runs of one size tell nothing about the start
         rate = (n * xy - x * y) / spread
-        if rate <= 0:
-            self._start = _START_MAX
-        else:
-            self._start = int(min(max((y - rate * x) / n / rate, _START_MIN), _START_MAX))
+        start = (y - rate * x) / n / rate if rate > 0 else _START_MAX
+        self._start = int(min(max(start, _START_MIN), _START_MAX))
 
-    def sizing(self, budget: int, preferred: int | None = None) -> Sizing:
+    def sizing(self, budget: int, *, pads: bool = True) -> Sizing:
         """How large the next run should be, within ``budget``."""
-        target = preferred or max(_TARGET_MIN, _STARTS_PER_RUN * self._start)
-        return Sizing(budget=budget, target=min(budget, target), start=self._start)
+        target = _STARTS_PER_RUN * self._start
+        if self._y > 0:
+            target = min(target, int(_LONG_RUN_S * self._x / self._y))
+        return Sizing(budget, min(budget, max(_TARGET_MIN, target)), self._start, pads)

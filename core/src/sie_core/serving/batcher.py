@@ -221,7 +221,7 @@ class Batcher:
             chunks = self._take_chunks(_PREPARE_AT_ONCE) if len(window) < _PREPARE_AT_ONCE else []
             if not window and not chunks:
                 return None
-            sizing = self.cost.sizing(self._budget(), getattr(self.engine, "preferred_batch_tokens", None))
+            sizing = self.cost.sizing(self._budget(), pads=self.engine.pads)
             if chunks:
                 for chunk in chunks:
                     chunk.job.start()
@@ -304,7 +304,7 @@ class Batcher:
         for slot in chosen:
             tokens += slot.tokens
             longest = max(longest, slot.tokens)
-        self.cost.observe(longest * len(chosen), len(chosen), seconds)
+        self.cost.observe(longest * len(chosen) if self.engine.pads else tokens, len(chosen), seconds)
         if self._cap is not None:
             self._cap *= _GROW
             if self._cap >= self._limits.tokens:
