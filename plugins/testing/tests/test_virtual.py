@@ -273,6 +273,18 @@ def test_a_latch_holds_real_threads_too() -> None:
     asyncio.run(scene())
 
 
+def test_a_latch_may_be_released_after_its_loop_has_ended() -> None:
+    latch = Latch()
+
+    async def scene() -> None:
+        VirtualWorker("held").submit(latch.wait)
+        await latch.arrival()
+
+    run(scene())
+    latch.release()
+    assert not [each for each in threading.enumerate() if each.name == "virtual-held"]
+
+
 def test_nobody_arriving_is_told() -> None:
     async def scene() -> None:
         with pytest.raises(TimeoutError, match="nothing reached the latch"):

@@ -47,7 +47,7 @@ class Latch:
             self._open.wait()
             return
         while not self._open.is_set():
-            worker.park(lambda: self._waiting.append(lambda: worker.loop.call_soon(worker.resume)))
+            worker.park(lambda: self._waiting.append(worker.resume_soon))
 
     def release(self) -> None:
         """Let everybody through, now and from now on. On a virtual clock, call it on the loop. Idempotent."""

@@ -61,7 +61,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
     ``time()`` starts at 0 and jumps to the next timer when nothing is ready. With a ``seed`` the order in which ready
     callbacks run is random and repeats exactly for the same seed; ``seed=None`` keeps asyncio's own order.
-    ``unhandled`` collects what asyncio's exception handler was told.
+    ``unhandled`` collects what asyncio's exception handler was told. Code that goes through a set of objects in the
+    order of their addresses is beyond the seed's reach.
 
     Raises:
         Deadlock: from ``run_until_complete``, when nothing is ready and no timer is set.
@@ -230,6 +231,11 @@ class VirtualWorker:
             else:
                 future.set_exception(outcome)
         self.loop.call_soon(self._next)
+
+    def resume_soon(self) -> None:
+        """Let a call that waits on the loop's side go on; without effect once the loop is closed."""
+        if not self._abandoned:
+            self.loop.call_soon(self.resume)
 
     def abandon(self) -> None:
         """End the thread; a call under way is left with an exception of its own. Idempotent."""
