@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from attrs import field, fields, frozen, validators
+from attrs import Attribute, field, fields, frozen, validators
 from sie_core import ModelSpec
 
 __all__ = ["DenseOptions", "LoadOptions", "TextOptions", "options_of"]
@@ -13,7 +13,10 @@ __all__ = ["DenseOptions", "LoadOptions", "TextOptions", "options_of"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Pooling = Literal["mean", "cls", "last_token"]
 
-_positive = validators.optional(validators.gt(0))
+
+def _positive(_: Any, attribute: Attribute[Any], value: int | None) -> None:
+    if value is not None and value <= 0:
+        raise ValueError(f"{attribute.name} must be larger than 0, not {value}")
 
 
 @frozen(kw_only=True)
@@ -58,13 +61,14 @@ class DenseOptions(TextOptions):
     that a request may ask for with ``dimensions`` (default: what the model's ``config.json`` declares).
     """
 
-    pooling: Pooling | None = field(
-        default=None, validator=validators.optional(validators.in_(("mean", "cls", "last_token")))
-    )
+    pooling: Pooling | None = field(default=None, validator=validators.in_((None, "mean", "cls", "last_token")))
     normalise: bool | None = None
-    matryoshka: tuple[int, ...] | None = field(
-        default=None, validator=validators.optional(validators.deep_iterable(validators.gt(0)))
-    )
+    matryoshka: tuple[int, ...] | None = field(default=None)
+
+    @matryoshka.validator
+    def _sizes(self, _: Any, sizes: tuple[int, ...] | None) -> None:
+        if any(size <= 0 for size in sizes or ()):
+            raise ValueError("matryoshka sizes must be larger than 0")
 
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ def find_folder(
     if model.source.kind == "hf":
         wanted = (*_WANTED, *(_PICKLES if allow_pickle else ()), *(_CODE if trust_remote_code else ()))
         return _from_hub(model.source, wanted, download=download)
-    folder = locate(model.source)
+    folder: Path = locate(model.source)
     if not folder.is_dir():
         raise ModelSourceInvalid(f"{model.source}: {folder} is a file; name the folder that holds config.json")
     return folder

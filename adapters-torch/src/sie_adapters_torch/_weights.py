@@ -48,8 +48,9 @@ def load_config(files: ModelFiles, options: LoadOptions) -> Any:
 
 def load_backbone(files: ModelFiles, options: LoadOptions) -> tuple[torch.nn.Module, Any]:
     """The model on the CPU, in evaluation mode, and its configuration. Raises LoadError."""
-    from transformers.utils import logging
+    from transformers.utils import logging as _logging
 
+    logging: Any = _logging
     # Progress bars and load reports are for notebooks; what matters in them is an error here.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
