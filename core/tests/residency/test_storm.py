@@ -1,6 +1,6 @@
 """Random arrivals, cancellations, configuration changes, failures and deaths on the real registry: nothing is lost.
 
-The ledger's invariants are checked after every change of a residency; every request ends; after shutdown no byte is booked.
+The ledger's invariants are checked after every change of a residency; every request ends; at the end no byte is booked.
 """
 
 from __future__ import annotations

@@ -86,9 +86,7 @@ def house(
     settings = settings or RegistrySettings()
     for device in pretend.values():
         ledger.add_account(device.name, total=device.size, permits=settings.run_permits)
-    registry = Registry(
-        plugins or Plugins.load(), ledger, list(pretend.values()), settings, make_worker=VirtualWorker
-    )
+    registry = Registry(plugins or Plugins.load(), ledger, list(pretend.values()), settings, make_worker=VirtualWorker)
     registry.apply(specs)
     built = House(registry, ledger, pretend)
     for device in pretend.values():

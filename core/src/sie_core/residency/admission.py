@@ -1,7 +1,7 @@
 """Who may take which bytes next: the queue of loads that wait for memory, and the plans that evict for it.
 
-Looking, planning and booking are one step without an await. The longest waiting ticket goes first; a load that waits for
-memory on a device holds back younger ones there, so that small models can't starve a large one.
+Looking, planning and booking are one step without an await. The longest waiting ticket goes first; a load that waits
+for memory on a device holds back younger ones there, so that small models can't starve a large one.
 """
 
 from __future__ import annotations
@@ -258,23 +258,29 @@ class Admission:
         ways = self._ways(needer)
         if ways is None:
             return
-        best: tuple[tuple[int, int], Placement, tuple[str, ...]] | None = None
+        best: tuple[tuple[float, ...], Placement, tuple[str, ...]] | None = None
         for place in ways:
             if held_back.intersection(place.devices) or self._window(needer, place):
                 continue
             victims = choose(roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least)
             if victims is None:
                 continue
-            evicted = sum(sum(roster.ledger.freed_by(name).values()) for name in victims)
-            free = sum(roster.ledger.available(account) for account in place.devices)
-            if best is None or (evicted, -free) < best[0]:
-                best = ((evicted, -free), place, victims)
+            cost = self._cost(place, victims)
+            if best is None or cost < best[0]:
+                best = (cost, place, victims)
         if best is not None:
             self._book(needer, best[1], best[2])
             return
         if not self._hopeless(needer, ways):
             needer.record.blocked = "waits for memory that running models hold"
             held_back.update(account for place in ways for account in place.devices)
+
+    def _cost(self, place: Placement, victims: tuple[str, ...]) -> tuple[float, ...]:
+        """Least evicted first, then whose last use is longest ago, then the device with most room."""
+        roster = self._roster
+        evicted = sum(sum(roster.ledger.freed_by(name).values()) for name in victims)
+        used = max((roster.records[name].last_used for name in victims), default=0.0)
+        return evicted, used, -sum(roster.ledger.available(account) for account in place.devices)
 
     def _ways(self, needer: Needer) -> list[Placement] | None:
         """The placements that an empty machine could take; ``None`` after the needer was failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sie_core.memory.ledger import Need
@@ -13,9 +13,9 @@ __all__ = ["Book", "choose"]
 class Book(Protocol):
     """What the planner reads of the ledger."""
 
-    def shortfall(self, needs: Sequence[Need], *, without: frozenset[str] = frozenset()) -> dict[str, int]: ...
+    def shortfall(self, needs: Sequence[Need], *, without: Collection[str] = ()) -> dict[str, int]: ...
 
-    def freed_by(self, owner: str) -> dict[str, int]: ...
+    def freed_by(self, owner: str) -> Mapping[str, int]: ...
 
 
 def choose(
@@ -25,7 +25,7 @@ def choose(
 
     ``at_least``: name so many victims even if the ledger says that the need fits (the device said otherwise). A first
     pass adds up what each candidate frees alone; the exact figure, with the headroom that pools share, is then asked of
-    the ledger, and victims that turn out not to be needed are let off, last chosen first.
+    the ledger, and victims that turn out not to be needed are let off.
     """
     missing = book.shortfall(needs)
     if not missing and not at_least:
@@ -41,19 +41,27 @@ def choose(
         for account in left:
             left[account] -= freed.get(account, 0)
         if len(chosen) >= at_least and all(amount <= 0 for amount in left.values()):
-            left = book.shortfall(needs, without=frozenset(chosen))
+            left = book.shortfall(needs, without=chosen)
             if not left:
-                return _trim(book, needs, chosen, at_least)
+                return _trim(book, needs, chosen, missing, at_least)
     return None
 
 
-def _trim(book: Book, needs: Sequence[Need], chosen: list[str], at_least: int) -> tuple[str, ...]:
-    """Let off whom the last victims made unnecessary, so that no model is evicted for nothing."""
+def _trim(
+    book: Book, needs: Sequence[Need], chosen: list[str], missing: dict[str, int], at_least: int
+) -> tuple[str, ...]:
+    """Let off whom the later victims made unnecessary, so that no model is evicted for nothing."""
+    freed = {name: dict(book.freed_by(name)) for name in chosen}
+    spare = {account: sum(of.get(account, 0) for of in freed.values()) - short for account, short in missing.items()}
     kept = list(chosen)
     for name in chosen[:-1]:
         if len(kept) <= max(at_least, 1):
             break
-        rest = [other for other in kept if other != name]
-        if not book.shortfall(needs, without=frozenset(rest)):
-            kept = rest
+        if all(freed[name].get(account, 0) <= left for account, left in spare.items()):
+            kept.remove(name)
+            for account in spare:
+                spare[account] -= freed[name].get(account, 0)
+    # Sums of what each frees alone leave out what pools share: the ledger has the last word.
+    if len(kept) < len(chosen) and book.shortfall(needs, without=kept):
+        return tuple(chosen)
     return tuple(kept)

@@ -389,9 +389,7 @@ class Lifecycle:
 
     def _finish_unload(self, record: Record, worker: EngineWorker, before: dict[str, int] | Any, reason: str) -> None:
         roster = self._roster
-        promised = sum(
-            nbytes for account, nbytes in roster.ledger.holding(record.name).items() if account != HOST
-        )
+        promised = sum(nbytes for account, nbytes in roster.ledger.holding(record.name).items() if account != HOST)
         freed = roster.give_back(record, before)
         roster.decide(record.name, "unload", reason, promised=promised, freed=freed)
         if roster.observer is not None:

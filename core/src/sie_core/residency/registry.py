@@ -223,9 +223,9 @@ class Registry:
         on with the new configuration; a resident engine drains and unloads.
         """
         wanted = {spec.name: spec for spec in specs}
-        for name, record in list(self._roster.records.items()):
+        for name, known in list(self._roster.records.items()):
             if name not in wanted:
-                self._retire(record, "removed from the configuration", removed=True)
+                self._retire(known, "removed from the configuration", removed=True)
         for name, spec in wanted.items():
             record = self._roster.records.get(name)
             if record is None:
