@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from sie_core import ModelSourceInvalid, ModelSourceNotFound, Source, locate
@@ -111,9 +112,10 @@ def test_a_source_made_by_hand_does_not_leave_its_package_either() -> None:
         locate(Source("package", "weights_of_x//etc"))
 
 
-def test_the_main_module_is_no_package() -> None:
-    with pytest.raises((ModelSourceNotFound, ModelSourceInvalid), match="__main__"):
-        locate(Source("package", "__main__/model"))
+def test_a_module_without_a_specification_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made_up_here", ModuleType("made_up_here"))
+    with pytest.raises(ModelSourceNotFound, match="the package 'made_up_here' can't be found"):
+        locate(Source("package", "made_up_here/model"))
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +131,8 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         locate(parse_source("path:models/y", tmp_path))
     with pytest.raises(ModelSourceInvalid, match="is a file"):
         locate(parse_source("path:file", tmp_path))
+    with pytest.raises(ModelSourceNotFound, match="home directory"):
+        locate(parse_source("path:~nobody-here/x"))
     with pytest.raises(ModelSourceInvalid, match="can't be looked at"):
         locate(parse_source("path:" + "x" * 5000, tmp_path))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from sie_core.config import load_config
 from sie_core.errors import ConfigError
 
@@ -63,6 +64,11 @@ BAD = [
         "server: {port: !!python/name:os.system 1}\n",
         ["1:10: server.port: expected a whole number or null, found the YA"],
     ),
+    (
+        "models: !mine [a]\n",
+        ["1:1: models: expected a list of models, found the YAML tag '!mine', which means nothing"],
+    ),
+    ("server: {host: =}\n", ["1:10: server.host: expected text, found =, which has a meaning of its own in YAML"]),
     ("server: !mine {port: 1}\n", ["1:1: server: expected a mapping (keys with values), found the YAML tag '!mine'"]),
     ("server: {host: 12:30:00}\n", ["1:10: server.host: expected text, found 12:30:00, which YAML takes for a number"]),
     (
@@ -84,6 +90,10 @@ BAD = [
     ("server: {drain_s: -1}\n", ["1:10: server.drain_s: must be at least 0 s, and is -1"]),
     ("server: {drain_s: ten}\n", ["1:10: server.drain_s: expected a number, found the text 'ten'"]),
     ("server: 7\n", ["1:1: server: expected a mapping (keys with values), found the number 7"]),
+    (
+        "server: {api_keys_file: ~nobody-here/keys}\n",
+        ["1:10: server.api_keys_file: Could not determine home directory"],
+    ),
     ("server: {api_keys_file: 7}\n", ["1:10: server.api_keys_file: expected a path or null, found the number 7"]),
     ("memory: {host_cache_bytes: 8G}\n", ["1:10: memory.host_cache_bytes: '8G' is read both ways: write 8GiB"]),
     ("memory: {host_cache_bytes: atuo}\n", ["'atuo' is not a size", "did you mean auto?"]),
@@ -179,6 +189,27 @@ def test_a_bad_file(text: str, expected: list[str], write: Write) -> None:
         assert part in message
         if part[:1].isdigit():
             assert f"sie.yaml:{part}" in message
+
+
+@pytest.mark.parametrize(("text", "expected"), [entry for entry in BAD if "[[[" not in entry[0]][::4])
+def test_a_bad_file_without_the_fast_parser(
+    text: str, expected: list[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyYAML may come without libyaml; its own parser words syntax errors otherwise, and knows the same places."""
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(text), environ={})
+    message = str(caught.value)
+    for part in expected:
+        if "not valid YAML" not in part:
+            assert part in message
+
+
+def test_deep_nesting_without_the_fast_parser(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    path = write("models: " + "[" * 20_000 + "]" * 20_000 + "\n")
+    with pytest.raises(ConfigError, match=r"sie\.yaml: is nested too deeply"):
+        load_config(path, environ={})
 
 
 def test_all_problems_come_at_once_and_in_the_order_of_the_file(write: Write) -> None:

@@ -224,7 +224,7 @@ class RawAdapter:
 
 def test_models_made_in_code_are_bound_too() -> None:
     typed = ModelSpec("a", "x", options=Options(dtype="float16"))
-    plain = ModelSpec("b", "x", options={"dtype": "bfloat16", "cache": "8KiB"})
+    plain = ModelSpec("b", "x", options={"dtype": "bfloat16", "cache": "8KiB", "pooling": None})
     bound = bind_models(Config(models=(typed, plain)), {"x": Encoder})
     assert bound.models[0] is typed
     assert bound.models[1].options == Options(dtype="bfloat16", cache=8192)
@@ -240,7 +240,9 @@ class Unusual:
     _hidden: int = 1
     """Its key is ``hidden``."""
     mode: str = field(default="fast", converter=str.lower, validator=validators.in_(["fast", "slow"]))
+    unit: str = field(default="s", converter=attrs.Converter(lambda text, obj: text + obj.mode[0], takes_self=True))
     ratio: float = field(default=0.5)
+    twin: float = field(default=0.5)
     low: int = 0
     high: int = 10
     note: ClassVar[str] = "none of the fields"
@@ -250,6 +252,11 @@ class Unusual:
     def _check_ratio(self, attribute: attrs.Attribute[float], value: float) -> None:
         if not 0 < value < 1:
             raise ValueError("must be between 0 and 1")
+
+    @twin.validator
+    def _check_twin(self, attribute: attrs.Attribute[float], value: float) -> None:
+        if value != self.ratio:
+            raise ValueError("must be as ratio")
 
     def __attrs_post_init__(self) -> None:
         if self.low > self.high:
@@ -265,7 +272,15 @@ class UnusualAdapter:
 def test_converters_aliases_and_checks_over_several_fields(write: Write) -> None:
     assert bind("{hidden: 2, mode: SLOW}", write, UnusualAdapter) == Unusual(hidden=2, mode="slow")
     assert problems("{mode: warp}", write, UnusualAdapter)[0][:3] == (4, 13, ".mode")
-    assert problems("{ratio: 2}", write, UnusualAdapter) == [(4, 13, ".ratio", "must be between 0 and 1")]
+    assert bind("{unit: m, mode: slow}", write, UnusualAdapter).unit == "ms"
+    assert problems("{ratio: 2, unit: m}", write, UnusualAdapter)[0] == (4, 13, ".ratio", "must be between 0 and 1")
+    assert problems("{twin: 0.1, ratio: 0.2, unit: m, mode: X}", write, UnusualAdapter) == [
+        (4, 45, ".mode", "'mode' must be in ['fast', 'slow'] (got 'x')"),
+        (4, 13, ".twin", "must be as ratio"),
+    ]
+    assert problems("{twin: 0.1, ratio: x}", write, UnusualAdapter) == [  # the twin can't be checked without the ratio
+        (4, 24, ".ratio", "expected a number, found the text 'x'")
+    ]
     assert problems("{low: 3, high: 2}", write, UnusualAdapter) == [(4, 3, "", "low must not be above high")]
     assert problems("{low: 7, mode: FAST}", write, UnusualAdapter) == [(4, 3, "", "RuntimeError: out of luck")]
     assert [p[2] for p in problems("{made: 1, ratio: 2, mode: x}", write, UnusualAdapter)] == [
@@ -299,6 +314,15 @@ class StrangeAdapter:
 
 
 @frozen
+class Numbered:
+    by_number: dict[int, str] = field(factory=dict)
+
+
+class NumberedAdapter:
+    options = Numbered
+
+
+@frozen
 class Dangling:
     thing: NowhereDefined = None  # type: ignore[name-defined] # noqa: F821
 
@@ -312,6 +336,10 @@ class DanglingAdapter:
     [
         (NoAttrs, "is faulty: its options are no attrs class"),
         (StrangeAdapter, "is faulty: its options can't be read from a file: a configuration can't hold values of type"),
+        (
+            NumberedAdapter,
+            "is faulty: its options can't be read from a file: keys of a mapping in a configuration are te",
+        ),
         (DanglingAdapter, "is faulty: its options can't be read from a file: name 'NowhereDefined' is not defined"),
     ],
 )
@@ -329,3 +357,4 @@ def test_an_adapters_options_can_be_listed() -> None:
     assert infos["cache"].expects == "a size such as 8GiB"
     assert infos["dtype"].flag is None and infos["dtype"].env is None
     assert [info.key for info in adapter_options(Inner) if info.required] == ["size"]
+    assert "made" not in [info.key for info in adapter_options(Unusual)]

@@ -153,6 +153,7 @@ def test_flags_over_environment_over_file_over_default(
     config = load_config(path, environ=environ, flags=flags)
     assert config.server.port == expected
     assert config.origin("server.port") == origin
+    assert str(config.origin("server.port")) == (origin.place or "default")
 
 
 def test_a_mistake_is_found_also_where_something_else_wins(write: Write) -> None:

@@ -125,10 +125,10 @@ def test_five_hundred_models_load_and_bind_in_less_than_half_a_second(write: Wri
 """
     path = write("models:\n" + "".join(model.format(n=n) for n in range(500)))
     taken = []
-    for _ in range(3):  # the machine may be busy with other tests: its best try counts
-        started = time.perf_counter()
+    for _ in range(3):  # CPU time, and the best of three: the machine may be busy with other tests
+        started = time.process_time()
         bound = bind_models(load_config(path, environ={}), {"torch-dense": Encoder})
-        taken.append(time.perf_counter() - started)
+        taken.append(time.process_time() - started)
     assert len(bound.models) == 500
     assert bound.models[499].options == Options("float16", "mean", 256)
     assert min(taken) < 0.5
