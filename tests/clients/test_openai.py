@@ -67,6 +67,9 @@ def test_a_refusal_is_not_retried(server: Any) -> None:
             attempts.append(request.url.path)
             return transport.handle_request(request)
 
+        def close(self) -> None:
+            transport.close()
+
     http = httpx.Client(transport=Counting())
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=2, http_client=http) as client,
