@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
-import httpx
 from attrs import frozen
 from cyclopts import Parameter
 
 from sie_core.cli.errors import CommandError, Exit
+from sie_core.cli.quick_httpx import httpx
 
 __all__ = ["Client", "Remote"]
 
@@ -42,7 +42,11 @@ class Client:
         try:
             # A proxy from the environment is for the world outside; it would only lose what is said to this machine.
             self._http = httpx.Client(
-                base_url=self.url, headers=headers, timeout=timeout_s, trust_env=not host.startswith(_LOOPBACK)
+                base_url=self.url,
+                headers=headers,
+                timeout=timeout_s,
+                trust_env=not host.startswith(_LOOPBACK),
+                verify=self.url.startswith("https:"),  # reading the certificates takes time, too
             )
         except (UnicodeEncodeError, ValueError) as error:
             raise CommandError(
