@@ -37,7 +37,7 @@ BAD = [
     ("server: {prot: 80}\n", ["1:10: server.prot: unknown key 'prot', did you mean port?"]),
     ("server:\n  port: 1\n  port: 2\n", ["3:3: server.port: the key 'port' stands here twice (first in line 2)"]),
     ("server: {}\nserver: {}\n", ["2:1: server: the key 'server' stands here twice"]),
-    ("on: 1\n", ["1:1: a key must be text, and this is a boolean (on is one in YAML"]),
+    ("on: 1\n", ["1:1: a key must be text, and this is a boolean (on is one in YAML): put it"]),
     ("? [a]\n: 1\n", ["1:3: a key must be text, and this is a list"]),
     ("server:\n  <<: 7\n", ["2:3: server: << merges mappings"]),
     ("server: {}\nserver: {}\n1: x\n", ["2:1: server: the key", "3:1: a key must be text, and this is the number 1"]),
@@ -110,6 +110,10 @@ BAD = [
         ["1:13: telemetry.log_level: expected one of debug, info, warning, error, found th"],
     ),
     ("telemetry: {log_level: warn}\n", ["did you mean warning?"]),
+    (
+        "telemetry: {otlp_endpoint: 7}\n",
+        ["1:13: telemetry.otlp_endpoint: expected text or null, found the number 7; put it"],
+    ),
     ("telemetry: {otlp_endpoint: localhost}\n", ["1:13: telemetry.otlp_endpoint: must be an address such as http"]),
     (
         "telemetry: {prometheus: maybe}\n",
@@ -125,7 +129,10 @@ BAD = [
         "models:\n- {name: 1.5, adapter: x}\n",
         ["2:4: models[0].name: expected text, found the number 1.5; put it in quo"],
     ),
-    ("models:\n- {name: no, adapter: x}\n", ["2:4: models[0].name: expected text, found a boolean (no is one in YAML"]),
+    (
+        "models:\n- {name: no, adapter: x}\n",
+        ["2:4: models[0].name: expected text, found a boolean (no is one in YAML); put it"],
+    ),
     ("models:\n- {name: '', adapter: x}\n", ["2:4: models[0].name: a model needs a name"]),
     ("models:\n- {name: a b, adapter: x}\n", ["2:4: models[0].name: the name 'a b' holds ' '"]),
     ("models:\n- {name: größe, adapter: x}\n", ["2:4: models[0].name: the name 'größe' holds 'ö'"]),

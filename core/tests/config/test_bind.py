@@ -43,6 +43,7 @@ class Options:
     level: Level = Level.LOW
     max_length: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     temperature: float = 1.0
+    switch: Literal["on", "off"] | None = None
     normalize: bool = True
     cache: ByteSize = 0
     wait: Seconds = Seconds(1.0)
@@ -91,6 +92,7 @@ def problems(options: str, write: Write, adapter: type = Encoder) -> list[tuple[
         ("{temperature: 2}", Options(temperature=2.0)),
         ("{temperature: 1e-3}", Options(temperature=0.001)),
         ("{normalize: off}", Options(normalize=False)),
+        ("{switch: 'off'}", Options(switch="off")),
         ("{cache: 8MiB}", Options(cache=8 * 1024**2)),
         ("{wait: 2}", Options(wait=Seconds(2.0))),
         ("{prompts: {query: 'search: ', doc: ''}}", Options(prompts={"query": "search: ", "doc": ""})),
@@ -135,6 +137,7 @@ def test_paths_start_at_the_files_folder(write: Write, tmp_path: Path) -> None:
             "{max_length: '256'}",
             (4, 13, ".max_length", "expected a whole number or null, found the text '256'; remove"),
         ),
+        ("{switch: off}", (4, 13, ".switch", "found a boolean (off is one in YAML); put it in quotes")),
         ("{max_length: 0}", (4, 13, ".max_length", "'max_length' must be >= 1: 0")),
         ("{max_length: true}", (4, 13, ".max_length", "expected a whole number or null, found the boolean true")),
         ("{temperature: .nan}", (4, 13, ".temperature", "must be a finite number, and is nan")),

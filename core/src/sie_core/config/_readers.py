@@ -75,8 +75,7 @@ def _null(value: Value, where: Where, report: Report) -> Any:
 def _text(value: Value, where: Where, report: Report) -> Any:
     if value.kind == "text":
         return value.data
-    hint = "put it in quotes" if value.kind in ("int", "float") else ""
-    return report.mismatch(where, "text", value, hint)
+    return report.mismatch(where, "text", value, _quote(value))
 
 
 def _int(value: Value, where: Where, report: Report) -> Any:
@@ -90,6 +89,10 @@ def _float(value: Value, where: Where, report: Report) -> Any:
         return report.mismatch(where, "a number", value, _unquote(value))
     number = float(value.data)
     return number if math.isfinite(number) else report.add(where, f"must be a finite number, and is {number}")
+
+
+def _quote(value: Value) -> str:
+    return "put it in quotes" if value.kind in ("bool", "int", "float") and value.line is not None else ""
 
 
 def _unquote(value: Value) -> str:
@@ -159,7 +162,9 @@ def _choice(choices: dict[Any, Any]) -> Reader:
             for choice, result in choices.items():
                 if type(choice) is type(value.data) and choice == value.data:
                     return result
-        hint = suggest(value.data, words).removeprefix(", ") if value.kind == "text" else ""
+        hint = _quote(value) if value.note in words else ""  # YAML makes booleans of on and off
+        if value.kind == "text":
+            hint = suggest(value.data, words).removeprefix(", ")
         return report.mismatch(where, expected, value, hint)
 
     return Reader(expected, read, exact=True, words=tuple(words))
@@ -185,7 +190,9 @@ def _union(members: Sequence[Reader]) -> Reader:
                 closest = (member, scratch)
         near = suggest(value.data, words) if value.kind == "text" else ""
         if closest is None:
-            hint = _unquote(value) if _wants_number(members) else ""
+            hint = _unquote(value) if _SIMPLE[int] in members or _SIMPLE[float] in members else ""
+            if _SIMPLE[str] in members or value.note in words:
+                hint = _quote(value)
             return report.mismatch(where, expected, value, near.removeprefix(", ") or hint)
         others = [member.expected for member in members if member is not closest[0] and member is not _NULL]
         for problem in closest[1].problems:
@@ -200,10 +207,6 @@ def _union(members: Sequence[Reader]) -> Reader:
 def _fits_partly(report: Report, where: Where) -> bool:
     """Whether a member of a union was meant: it complains about the inside of the value, or not about its kind."""
     return len(report.problems) > report.mismatches or any(p.path != where.path for p in report.problems)
-
-
-def _wants_number(members: Sequence[Reader]) -> bool:
-    return any(member is _SIMPLE[int] or member is _SIMPLE[float] for member in members)
 
 
 _SEQUENCES: dict[Any, Callable[[list[Any]], Any]] = {

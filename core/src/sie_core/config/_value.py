@@ -48,7 +48,7 @@ class Value:
             case "null":
                 return "nothing (null)"
             case "bool" if self.note and self.note.lower() not in ("true", "false"):
-                return f"a boolean ({self.note} is one in YAML: put it in quotes to mean the text)"
+                return f"a boolean ({self.note} is one in YAML)"
             case "bool":
                 return f"the boolean {str(self.data).lower()}"
             case "int" | "float":
