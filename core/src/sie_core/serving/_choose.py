@@ -2,7 +2,7 @@
 
 A run costs ``start + rate x tokens``, where an engine that pads its items to the longest of the run pays for the
 padding too. Items of similar length together waste little padding, many small runs waste starts; how many tokens one
-start is worth is learnt from the runs themselves, so a CPU gets small tight runs and a GPU large ones without a setting.
+start is worth is learnt from the runs themselves: a CPU gets small tight runs and a GPU large ones, without a setting.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ _ENOUGH_RUNS = 8
 _START_DEFAULT, _START_MIN, _START_MAX = 48, 16, 8192
 _STARTS_PER_RUN = 16  # a run this many starts long spends 6% on starting; longer ones only answer later
 _TARGET_MIN = 512
+_PROBE_EVERY = 4  # under load all runs would be of one size, and nothing be learnt: one in four is larger
 _LONG_RUN_S = 0.25  # whoever comes now waits for the run under way: no run is made longer than this on purpose
 
 
@@ -158,6 +159,8 @@ class RunCost:
     def sizing(self, budget: int, *, pads: bool = True) -> Sizing:
         """How large the next run should be, within ``budget``."""
         target = _STARTS_PER_RUN * self._start
+        if self.runs % _PROBE_EVERY == 0:
+            target *= 2
         if self._y > 0:
             target = min(target, int(_LONG_RUN_S * self._x / self._y))
         return Sizing(budget, min(budget, max(_TARGET_MIN, target)), self._start, pads)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchLimits", "Batcher"]
 
 _WINDOW = 256  # items looked at for one run
-_PREPARE_AT_ONCE = 64  # items prepared in one hop, so that newcomers wait for no long queue of tokenising
+_PREPARE_AT_ONCE = 64  # newcomers' items prepared in one hop, so that nobody waits for a long queue of tokenising
 _WORTH_A_THREAD_S = 0.002  # preparing beside a run pays when the run takes longer than the hop to another thread
 _GROW = 1.05  # a budget cut by an out-of-memory error comes back by this factor a run
 
@@ -75,7 +75,8 @@ class Batcher:
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[Job, None] = OrderedDict()  # jobs without an answer, in order of their turn
-        self._unprepared: OrderedDict[Job, None] = OrderedDict()
+        self._newcomers: OrderedDict[Job, None] = OrderedDict()  # jobs of which nothing is prepared yet
+        self._unfinished: OrderedDict[Job, None] = OrderedDict()  # large jobs of which more is to be prepared
         self._pump_task: asyncio.Task[None] | None = None
         self._tokenising = False
         self._cap: float | None = None  # a budget lowered by an out-of-memory error
@@ -106,7 +107,7 @@ class Batcher:
         if not job.left:
             return job
         self._waiting[job] = None
-        self._unprepared[job] = None
+        self._newcomers[job] = None
         timer = self._loop.call_at(deadline, _expire, job)
         if self._pump_task is None:
             self._pump_task = self._loop.create_task(self._pump())
@@ -141,21 +142,25 @@ class Batcher:
 
     def _forget(self, job: Job) -> None:
         self._waiting.pop(job, None)
-        self._unprepared.pop(job, None)
+        self._newcomers.pop(job, None)
+        self._unfinished.pop(job, None)
         job.ready.clear()
 
     # --- tokenising beside a run -----------------------------------------------------------------------
 
     def _tokenise(self) -> None:
         """Prepare the next newcomers on the side, if the engine is busy for long enough to make it worth while."""
-        if self._tokeniser is None or self.cost.seconds < _WORTH_A_THREAD_S or not self._unprepared:
+        if not self._has_side_thread():
             return
-        chunks = self._take_chunks(_PREPARE_AT_ONCE)
+        chunks = self._take_chunks()
         if not chunks:
             return
         self._tokenising = True
         future = self._tokeniser.submit(prepare, self.engine, chunks)
         future.add_done_callback(self._tokenised)
+
+    def _has_side_thread(self) -> bool:
+        return self._tokeniser is not None and self.cost.seconds >= _WORTH_A_THREAD_S
 
     def _tokenised(self, future: asyncio.Future[list[PreparedChunk]]) -> None:
         self._tokenising = False
@@ -170,18 +175,25 @@ class Batcher:
         else:
             self._tokenise()
 
-    def _take_chunks(self, items: int) -> list[Chunk]:
-        """Chunks of about ``items`` items in all, oldest job first; a job with more to prepare goes to the back."""
+    def _take_chunks(self) -> list[Chunk]:
+        """What to prepare next: newcomers in order of arrival, and one more piece of one large job that runs short."""
         chunks: list[Chunk] = []
-        while items > 0 and self._unprepared:
-            job, _ = self._unprepared.popitem(last=False)
+        items = 0
+        while items < _PREPARE_AT_ONCE and self._newcomers:
+            job, _ = self._newcomers.popitem(last=False)
             if job.dead:
                 continue
-            chunk = job.take_chunk()
-            chunks.append(chunk)
-            items -= len(chunk.request.items)
+            chunks.append(job.take_chunk())
+            items += len(chunks[-1].request.items)
             if job.unprepared:
-                self._unprepared[job] = None
+                self._unfinished[job] = None
+        short = next((job for job in self._unfinished if len(job.ready) < TURN and not job.dead), None)
+        if short is not None and all(chunk.job is not short for chunk in chunks):
+            chunks.append(short.take_chunk())
+            if short.unprepared:
+                self._unfinished.move_to_end(short)
+            else:
+                del self._unfinished[short]
         return chunks
 
     def _accept(self, prepared: Sequence[PreparedChunk]) -> None:
@@ -217,8 +229,9 @@ class Batcher:
     async def _next_hop(self) -> Hop | None:
         async with self._permit():
             window = self._window()
-            # Enough ready items to fill a run: leave the rest to the tokeniser, the engine should not wait for it.
-            chunks = self._take_chunks(_PREPARE_AT_ONCE) if len(window) < _PREPARE_AT_ONCE else []
+            # With enough to fill a run, the rest is left to the side thread: the engine should not wait for it.
+            enough = len(window) >= _PREPARE_AT_ONCE and self._has_side_thread()
+            chunks = [] if enough else self._take_chunks()
             if not window and not chunks:
                 return None
             sizing = self.cost.sizing(self._budget(), pads=self.engine.pads)
