@@ -50,9 +50,8 @@ class Exchange:
 
     async def watch_disconnect(self) -> None:
         """Return when the client is gone. Only after the body was read."""
-        message: Message = {"type": ""}
-        while message["type"] != "http.disconnect":
-            message = await self.receive()
+        while (await self.receive())["type"] != "http.disconnect":
+            await asyncio.sleep(0)  # Some servers say again and again that the body is over.
 
     async def tell(self, message: Message) -> None:
         """``send`` for those who answer by themselves (routes of plugins)."""
@@ -71,10 +70,10 @@ class Exchange:
 class Watched:
     """Runs in the request's own task and cancels it when the client leaves, so that its place in the queue is freed.
 
-    Most answers are there within milliseconds. Watching costs a task, so it starts only after ``GRACE_S``.
+    Most answers are there within milliseconds. Watching costs a task, so it starts only after ``GRACE_S`` seconds.
     """
 
-    GRACE_S: Final = 0.005
+    GRACE_S: Final = 0.05
     __slots__ = ("_exchange", "_gone", "_owner", "_timer", "_watcher")
 
     def __init__(self, exchange: Exchange) -> None:

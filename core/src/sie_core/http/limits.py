@@ -89,20 +89,20 @@ def _too_large(limits: Limits, size: int) -> BodyTooLarge:
 
 async def read_object(exchange: Exchange, limits: Limits) -> dict[Any, Any]:
     """Read and decode the body, which must be a JSON object or a msgpack map. Raises as the two steps do."""
-    check_media_type(exchange)
-    return decode(await read_body(exchange, limits), msgpack=exchange.sends_msgpack)
-
-
-def check_media_type(exchange: Exchange) -> None:
-    """Refuse a body that could not be read anyway, before reading it. Raises HttpError (415)."""
     kind = exchange.content_type
+    check_media_type(kind, exchange)
+    return decode(await read_body(exchange, limits), msgpack=kind in _MSGPACK_TYPES)
+
+
+def check_media_type(kind: bytes, exchange: Exchange) -> None:
+    """Refuse a body that could not be read anyway, before reading it. Raises HttpError (415)."""
     if kind not in _JSON_TYPES and kind not in _MSGPACK_TYPES and not kind.endswith(b"+json"):
         message = (
             f"content type {kind.decode('latin-1')!r} is not spoken here: send application/json or application/msgpack"
         )
         raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-type")
-    coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
-    if coding not in (b"identity", b""):
+    coding = exchange.headers.get(b"content-encoding", b"").strip().lower()
+    if coding and coding != b"identity":
         message = f"content encoding {coding.decode('latin-1')!r} is not spoken here: send the body uncompressed"
         raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-encoding")
 
