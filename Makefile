@@ -28,5 +28,5 @@ $(NOX): constraints/tools.txt
 	@test -n "$(PYTHON)" || { echo "SIE needs Python 3.11 or newer: none found (set PYTHON=/path/to/python3)"; exit 1; }
 	@echo "Setting up nox in $(TOOLS) ..."
 	@"$(PYTHON)" -m venv --clear $(TOOLS)
-	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/tools.txt
+	@$(TOOLS)/bin/python -m pip install -qq --disable-pip-version-check -r constraints/tools.txt
 	@touch $(NOX)

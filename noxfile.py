@@ -50,18 +50,15 @@ def _show_hidden_pythons() -> None:
 
 
 def _share_package_settings() -> None:
-    """Give uv the folders of wheels that pip is set up to look in, and both of them the pinned versions."""
-    links = (
-        os.environ.get("PIP_FIND_LINKS")
-        or subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", "global.find-links"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-    )
-    if links.strip():
-        os.environ.setdefault("UV_FIND_LINKS", ",".join(links.split()))
+    """Let uv know what pip is set up with (folders of wheels, index, certificates), and both the pinned versions."""
+    wanted = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    # Lines like global.cert='...' and, stronger and last, :env:.cert='...'
+    settings = dict(re.findall(r"^(?:global|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE))
+    for setting, variable in wanted.items():
+        if value := settings.get(setting, "").split():
+            os.environ.setdefault(variable, ",".join(value))
     os.environ.setdefault("UV_CONSTRAINT", str(CONSTRAINTS))
     os.environ.setdefault("PIP_CONSTRAINT", str(CONSTRAINTS))
     os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
