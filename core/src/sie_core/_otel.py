@@ -127,7 +127,7 @@ class Measured(Telemetry):
 
     def _make_instruments(self, meter: Meter) -> None:
         def histogram(name: str, unit: str, bounds: Sequence[float], about: str) -> Any:
-            return meter.create_histogram(name, unit, about, explicit_bucket_boundaries_advisory=bounds)
+            return meter.create_histogram(name, unit, about, explicit_bucket_boundaries_advisory=[*map(float, bounds)])
 
         cache = _MODEL + "host_cache."
         self._queue = histogram(_MODEL + "queue.duration", "s", _SHORT, "Time that answered requests waited.")

@@ -113,7 +113,7 @@ def test_a_large_request_does_not_starve_small_ones(play: Play, seed: int) -> No
         client = start(engine(run_s=1.0), tokens=32)
         big = asyncio.create_task(client.ask(*(f"big{n}" for n in range(2048)), name="big"))
         await asyncio.sleep(3.5)
-        for number in range(5):
+        for number in range(30):
             asked = asyncio.get_running_loop().time()
             await client.ask(f"small{number}")
             # The run under way, at most a turn of the large request, and its own.
@@ -212,7 +212,7 @@ def test_a_request_ends_at_its_deadline_waiting_or_running(play: Play, seed: int
 def test_when_the_engine_dies_everybody_hears_of_it(play: Play, seed: int) -> None:
     async def scene() -> None:
         client = start(engine(run_s=1.0))
-        asked = [asyncio.create_task(client.ask(f"text {number}")) for number in range(5)]
+        asked = [asyncio.create_task(client.ask(f"text {number}")) for number in range(30)]
         await asyncio.sleep(0.5)
         client.batcher.fail(EngineDied("the child process is gone"))
         assert all(isinstance(one, EngineDied) for one in await asyncio.gather(*asked, return_exceptions=True))
