@@ -54,8 +54,9 @@ def _share_package_settings() -> None:
     wanted = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    # Lines like global.cert='...' and, stronger and last, :env:.cert='...'
-    settings = dict(re.findall(r"^(?:global|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE))
+    # Lines like global.cert='...', and :env:.cert='...' for a variable, which is stronger: it goes last.
+    lines = sorted(re.findall(r"^(global|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE), reverse=True)
+    settings = {name: value for _, name, value in lines}
     for setting, variable in wanted.items():
         if value := settings.get(setting, "").split():
             os.environ.setdefault(variable, ",".join(value))
