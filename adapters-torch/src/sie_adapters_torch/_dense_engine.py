@@ -94,6 +94,8 @@ class _Text:
 class DenseEngine(BatchEngine):
     """One model on one device."""
 
+    pads = False  # run groups its items by length itself, or packs them
+
     def __init__(
         self, model: ModelSpec, files: DenseFiles, options: DenseOptions, tokeniser: Tokeniser, placed: Placed
     ) -> None:

