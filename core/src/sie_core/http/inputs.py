@@ -104,7 +104,9 @@ def _output_types(value: Any) -> tuple[str, ...]:
 
 def _native_item(index: int, value: Any, limits: Limits) -> Item:
     if not isinstance(value, dict):
-        raise InvalidInput(f"must be an object such as {{text: ...}}, not {_kind(value)}", index=index, param="items")
+        raise InvalidInput(
+            f"an item must be an object such as {{text: ...}}, not {_kind(value)}", index=index, param="items"
+        )
     identity = value.get("id")
     if identity is not None and not isinstance(identity, str):
         raise InvalidInput(f"'id' must be a string, not {_kind(identity)}", index=index, param="items")
@@ -120,7 +122,7 @@ def _native_item(index: int, value: Any, limits: Limits) -> Item:
             images=_images(images, index, limits),
         )
     if text is None:
-        raise InvalidInput("has no 'text'", index=index, param="items")
+        raise InvalidInput("there is no 'text'", index=index, param="items")
     return Item(text=_text(text, index, limits, "items"), id=identity)
 
 
@@ -186,14 +188,14 @@ def _openai_items(value: Any, limits: Limits) -> tuple[Item, ...]:
 def _token_ids(value: Any, index: int) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InvalidInput(
-            f"must be a list of token ids as the first item is, not {_kind(value)}", index=index, param="input"
+            f"a list of token ids must follow on a list of token ids, not {_kind(value)}", index=index, param="input"
         )
     if not value:
-        raise InvalidInput("is an empty list of tokens", index=index, param="input")
+        raise InvalidInput("the list of token ids is empty: there is nothing to encode", index=index, param="input")
     if not set(map(type, value)) == {int}:
         raise InvalidInput("token ids must be whole numbers", index=index, param="input")
     if min(value) < 0 or max(value) >= _MAX_ID:
-        raise InvalidInput("holds a token id outside any vocabulary", index=index, param="input")
+        raise InvalidInput("there is a token id outside any vocabulary", index=index, param="input")
     return tuple(value)
 
 
@@ -202,13 +204,13 @@ def _token_ids(value: Any, index: int) -> tuple[int, ...]:
 
 def _text(value: Any, index: int, limits: Limits, param: str) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(f"must be a string, not {_kind(value)}", index=index, param=param)
+        raise InvalidInput(f"a text must be a string, not {_kind(value)}", index=index, param=param)
     if not value:
-        raise InvalidInput("is an empty text: there is nothing to encode", index=index, param=param)
+        raise InvalidInput("the text is empty: there is nothing to encode", index=index, param=param)
     if len(value) * 4 > limits.item_bytes:  # Four bytes a character at most: short texts need no counting.
         size = len(value.encode())
         if size > limits.item_bytes:
-            message = f"has {size} bytes of text, and {limits.item_bytes} is the most"
+            message = f"the text has {size} bytes, and {limits.item_bytes} is the most"
             raise BodyTooLarge(message, size=size, limit=limits.item_bytes, index=index)
     return value
 
@@ -217,7 +219,7 @@ def _check_count(count: int, limits: Limits, param: str) -> None:
     if not count:
         raise InvalidInput(f"{param!r} is empty: there is nothing to encode", param=param)
     if count > limits.items:
-        message = f"{count} items, and {limits.items} is the most a request may hold: split it"
+        message = f"a request may hold {limits.items} items at most, and this one holds {count}: split it"
         raise InvalidInput(message, index=limits.items, param=param)
 
 
