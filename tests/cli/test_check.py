@@ -83,14 +83,14 @@ def test_a_missing_adapter_is_exit_1_with_those_that_are_there(sie: Sie, tmp_pat
     (tmp_path / "sie.yaml").write_text("models:\n  - {name: a, adapter: toch-dense}\n", encoding="utf-8")
     done = sie("check", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout.startswith("sie.yaml:2:5: models[0]: model 'a': no installed plugin offers the adapter 'toch-dense'")
+    assert done.stdout.startswith(
+        "sie.yaml:2:5: models[0]: model 'a': no installed plugin offers the adapter 'toch-dense'"
+    )
     assert "fake, fake-stream" in done.stdout
     assert json.loads(sie("check", "--json", cwd=tmp_path).stdout)["ok"] is False
 
 
-def test_what_the_adapter_says_about_a_model_counts(
-    sie: Sie, tmp_path: Path, distribution: Callable[..., Any]
-) -> None:
+def test_what_the_adapter_says_about_a_model_counts(sie: Sie, tmp_path: Path, distribution: Callable[..., Any]) -> None:
     env = distribution("faulty-adapter", FAULTY_ADAPTER)
     (tmp_path / "sie.yaml").write_text(
         "models:\n"
