@@ -26,6 +26,7 @@ _log = logging.getLogger("sie.cli")
 
 _CLOSING_S = 15.0
 """Seconds that closing the engines may take after the requests had theirs."""
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _LAST_ANSWERS_S = 5.0
 """Seconds for the answers to requests whose engine was taken from them at the end of their time."""
 _GOODBYE_S = 0.5
@@ -58,26 +59,30 @@ class Signals:
     def handled(self) -> Iterator[None]:
         """Answer the signals while the block runs."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             loop.add_signal_handler(number, self.ask, number)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         try:
             yield
         finally:
             # What comes from now on must not bring back the tracebacks of an interrupted interpreter.
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (signal.SIGHUP,) if self.asked.done() else (signal.SIGHUP, *_ENDING):
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
 
     def ask(self, number: int) -> None:
-        """Begin the end; asked for the second time, end at once."""
-        name = signal.Signals(number).name
-        if self.asked.done():
-            _log.warning("%s again: leaving at once", name)
-            leave(1)
-        _log.info("%s: stopping (once more to leave at once)", name)
+        """Begin the end."""
+        _log.info("%s: stopping (once more to leave at once)", signal.Signals(number).name)
+        loop = asyncio.get_running_loop()
+        for ending in _ENDING:
+            # The loop's own handlers would wait their turn behind a hook that blocks the loop.
+            loop.remove_signal_handler(ending)
+            signal.signal(ending, self._again)
         self.begin()
         self.asked.set_result(None)
+
+    def _again(self, number: int, frame: object) -> None:
+        leave(1, f"sie: {signal.Signals(number).name} again: leaving at once")
 
     def begin(self) -> Deadline:
         """From now on the time runs."""

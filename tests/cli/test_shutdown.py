@@ -1,0 +1,241 @@
+"""How a server ends: what runs may finish, what waits is sent away, nothing hangs it for ever."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+STUCK = """
+import time
+from sie_core import hookimpl
+sie_api = 1
+
+@hookimpl
+def on_shutdown():
+    print("STUCK", flush=True)
+    while True:
+        time.sleep(3600)
+"""
+
+FAREWELL = """
+from sie_core import hookimpl
+sie_api = 1
+
+@hookimpl
+def on_residency_changed(event):
+    print("CHANGED", event.model, event.after, flush=True)
+
+@hookimpl
+def on_shutdown():
+    print("FAREWELL", flush=True)
+"""
+
+UNSTOPPABLE = """
+import threading
+from attrs import frozen
+from sie_core import Adapter, AdmissionReserve, DeviceNeed, hookimpl
+sie_api = 1
+
+@frozen
+class Options:
+    pass
+
+class Unstoppable(Adapter):
+    options = Options
+    def load(self, model, ctx, events):
+        print("LOADING", flush=True)
+        threading.Event().wait()
+
+@hookimpl
+def register_adapters(registrar):
+    registrar.add("unstoppable", Unstoppable)
+
+@hookimpl
+def admission_reserve(model, devices):
+    return AdmissionReserve(ranks=(DeviceNeed(1),)) if model.adapter == "unstoppable" else None
+"""
+
+
+class Server:
+    """A server whose output is read from a file, so that it can't fill a pipe."""
+
+    def __init__(
+        self, launch: Any, folder: Path, until: Callable[..., Any], config: str, *arguments: Any, env: Any
+    ) -> None:
+        self.log = folder / "output.txt"
+        self._until = until
+        (folder / "sie.yaml").write_text(config, encoding="utf-8")
+        with self.log.open("wb") as output:
+            self.process: subprocess.Popen[bytes] = launch(
+                "serve", "--port", 0, *arguments, env=env, stdout=output, stderr=output
+            )
+        self.url = self.wait_for("SIE is ready at ").split("SIE is ready at ")[1].split()[0]
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, words: str) -> str:
+        return str(self._until(lambda: self.text if words in self.text else "", what=f"{words!r}", seconds=60))
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def model(self, name: str) -> dict[str, Any]:
+        models = httpx.get(f"{self.url}/v1/status").json()["models"]
+        return next(dict(model) for model in models if model["name"] == name)
+
+    def encode(self, model: str = "a") -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/encode/{model}", json={"items": [{"text": "x"}]}, timeout=60)
+
+
+@pytest.fixture
+def server(launch: Any, tmp_path: Path, until: Callable[..., Any]) -> Callable[..., Server]:
+    def start(config: str, *arguments: Any, env: Any = None) -> Server:
+        return Server(launch, tmp_path, until, config, *arguments, env=env)
+
+    return start
+
+
+def test_what_runs_finishes_and_hooks_come_last(
+    server: Callable[..., Server], until: Callable[..., Any], distribution: Callable[..., Any]
+) -> None:
+    one = server("models: [{name: a, adapter: fake, options: {run_s: 1.5}}]\n", env=distribution("farewell", FAREWELL))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(one.encode)
+        until(lambda: one.model("a")["leases"] == 1)
+        one.terminate()
+        assert running.result().status_code == 200
+    assert one.process.wait(30) == 0
+    said = one.text
+    assert 0 < said.index("CHANGED a unloaded") < said.index("FAREWELL")
+    assert said.count("FAREWELL") == 1
+    assert "Traceback" not in said
+
+
+def test_under_load_every_request_is_answered_or_turned_away(server: Callable[..., Server]) -> None:
+    one = server("models: [{name: a, adapter: fake, options: {run_s: 0.02}}]\n")
+    assert one.encode().status_code == 200
+    answers: Counter[Any] = Counter()
+    over = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(timeout=30) as client:
+            while not over.is_set():
+                try:
+                    reply = client.post(f"{one.url}/v1/encode/a", json={"items": [{"text": "x"}]})
+                    answers[reply.status_code] += 1
+                except httpx.ConnectError:
+                    over.set()  # nobody listens any more
+                except httpx.TransportError as error:
+                    # A connection that was idle may be closed just as the next request goes out on it.
+                    answers[type(error).__name__] += 1
+
+    with ThreadPoolExecutor(16) as pool:
+        clients = [pool.submit(ask) for _ in range(16)]
+        while answers[200] < 200:
+            over.wait(0.05)
+        one.terminate()
+        for client in clients:
+            client.result()
+    assert one.process.wait(30) == 0
+    assert answers[200] >= 200
+    assert set(answers) <= {200, 503, "RemoteProtocolError", "ReadError", "WriteError"}
+    assert sum(answers[kind] for kind in answers if isinstance(kind, str)) <= 16
+    assert "Traceback" not in one.text
+
+
+def test_while_loading_the_load_is_called_off(server: Callable[..., Server], until: Callable[..., Any]) -> None:
+    one = server("models: [{name: a, adapter: fake, options: {load_s: 300}}]\n")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(one.encode)
+        until(lambda: one.model("a")["residency"] == "loading")
+        began = time.monotonic()
+        one.terminate()
+        reply = waiting.result()
+    assert reply.status_code == 503
+    assert one.process.wait(30) == 0
+    assert time.monotonic() - began < 10
+
+
+def test_an_idle_connection_and_a_watcher_hold_nothing(server: Callable[..., Server]) -> None:
+    from websockets.sync.client import connect
+
+    one = server("models: [{name: a, adapter: fake}]\n")
+    with httpx.Client() as idle, connect(one.url.replace("http", "ws") + "/ws/status") as watcher:
+        assert idle.get(f"{one.url}/healthz").status_code == 200
+        assert watcher.recv()
+        began = time.monotonic()
+        one.terminate()
+        assert one.process.wait(30) == 0
+    assert time.monotonic() - began < 10
+
+
+def test_requests_that_outlast_their_time_are_cut(server: Callable[..., Server], until: Callable[..., Any]) -> None:
+    one = server("models: [{name: a, adapter: fake, options: {run_s: 8}}]\n", "--drain-s", "0.5")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(one.encode)
+        until(lambda: one.model("a")["leases"] == 1)
+        one.terminate()
+        reply = running.result()
+    assert reply.status_code == 503
+    assert one.process.wait(30) == 0
+
+
+def test_a_stuck_hook_does_not_keep_the_process(
+    server: Callable[..., Server], distribution: Callable[..., Any]
+) -> None:
+    one = server("models: [{name: a, adapter: fake, pinned: true}]\n", "--drain-s", 0, env=distribution("stuck", STUCK))
+    one.wait_for("loading -> resident")
+    one.terminate()
+    assert one.process.wait(40) == 1
+    assert "the shutdown did not end within 15 s" in one.text
+
+
+def test_a_load_that_never_returns_does_not_keep_the_process(
+    server: Callable[..., Server], distribution: Callable[..., Any]
+) -> None:
+    one = server(
+        "models: [{name: a, adapter: unstoppable, pinned: true}]\n",
+        "--drain-s",
+        0,
+        env=distribution("unstoppable", UNSTOPPABLE),
+    )
+    one.wait_for("LOADING")
+    one.terminate()
+    assert one.process.wait(40) == 1
+    assert "leaving without having closed: a" in one.text
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(
+    server: Callable[..., Server], distribution: Callable[..., Any], second: signal.Signals
+) -> None:
+    one = server("models: [{name: a, adapter: fake}]\n", env=distribution("stuck", STUCK))
+    one.terminate()
+    one.wait_for("STUCK")
+    one.process.send_signal(second)
+    began = time.monotonic()
+    assert one.process.wait(30) == 1
+    assert time.monotonic() - began < 5
+    assert "leaving at once" in one.text
+
+
+def test_no_process_is_left_behind(server: Callable[..., Server]) -> None:
+    one = server("models: [{name: a, adapter: fake}]\n", "--emulate-device", "16MiB")
+    assert one.encode().status_code == 200
+    children = psutil.Process(one.process.pid).children(recursive=True)
+    one.terminate()
+    assert one.process.wait(30) == 0
+    assert not [child for child in children if child.is_running()]
