@@ -87,12 +87,12 @@ class Claim:
     serial: int
     realised: int | None = None
     retained: int | None = None
+    entitled: int = 0
+    """Of ``retained``, what was promised to it: a parked engine that grows takes what is not its own."""
     in_transit: bool = True
-    exit: int | None = None
-    """What leaving frees beyond the claim's own bytes, frozen when a plan named the owner (see Pool.detach)."""
     weight: Weight = NOTHING
     part: int = 0
-    """Bytes of this claim alone: its charge, or in a pool its static bytes and its frozen exit."""
+    """Bytes of this claim alone: its charge, in a pool without context and headroom, which the pool is charged."""
 
     @property
     def promised(self) -> int:
@@ -101,24 +101,23 @@ class Claim:
     @property
     def attached(self) -> bool:
         """Counts for its pool's context and headroom."""
-        return self.pool is not None and self.exit is None and self.retained is None
+        return self.pool is not None and self.retained is None
 
     def weigh(self) -> Weight:
         """The weight of the claim by itself; in a pool, without context and headroom, which the pool weighs."""
-        promised = self.promised if self.pool is None else self.static + (self.exit or 0)
+        own = self.promised if self.pool is None else self.static
+        held = self.realised
         if self.retained is not None:
             # A parked engine's promise rests; what it kept is all that counts until it wakes.
-            promised = self.retained
-        held = self.realised if self.retained is None else self.retained
-        most = max(self.promised, held or 0)
+            own, held = min(self.entitled, self.retained), self.retained
         known = held or 0
-        own = self.static if self.pool is not None else promised
-        overrun = max(0, known - own) if self.retained is None else 0
+        overrun = max(0, known - own)
+        most = max(self.promised, known)
         if self.in_transit:
-            return Weight(promised + overrun, promised, known, 0, most, known, overrun)
+            return Weight(own + overrun, own, known, 0, most, known, overrun)
         # Where nobody can tell what a settled engine holds it is taken to hold its weights, never its headroom.
         taken = known if held is not None else self.static + (self.context if self.pool is None else 0)
-        return Weight(promised + overrun, promised, known, taken, 0, 0, overrun)
+        return Weight(own + overrun, own, known, taken, 0, 0, overrun)
 
 
 class _Ranking:
@@ -210,90 +209,46 @@ class Pool:
         return edges
 
 
-class PoolView:
-    """A pool as it would be with some members gone and one newcomer; removing all its members costs O(members)."""
-
-    def __init__(self, pool: Pool | None, permits: int, static: int, context: int, headroom: int) -> None:
-        self._pool = pool
-        self._permits = permits
-        self._newcomer = static + context + headroom > 0
-        self._context = context
-        self._headroom = headroom
-        self._gone: set[int] = set()
-        self._holders: set[int] = set()
-        self._from_headroom = 0
-        self._from_context = 0
-        self.extra = self._count()
-
-    def remove(self, claim: Claim) -> bool:
-        """Count the member as gone. Whether ``extra`` may have changed (``recount`` tells)."""
-        self._gone.add(claim.serial)
-        return claim.serial in self._holders
-
-    def recount(self) -> int:
-        """The bytes of context and headroom that have gone since the last count."""
-        before = self.extra
-        self.extra = self._count()
-        return before - self.extra
-
-    def _count(self) -> int:
-        pool, gone = self._pool, self._gone
-        context = self._context if self._newcomer else 0
-        tops = [self._headroom] if self._newcomer else []
-        self._holders = set()
-        surcharge = 0
-        if pool is not None:
-            ranking, place = pool.headrooms, self._from_headroom
-            while place < len(ranking) and ranking[place][1].serial in gone:
-                place += 1
-            self._from_headroom = place
-            found = 0
-            while place < len(ranking) and found < self._permits:
-                headroom, claim = ranking[place]
-                place += 1
-                if claim.serial not in gone:
-                    found += 1
-                    tops.append(headroom)
-                    self._holders.add(claim.serial)
-            ranking, place = pool.contexts, self._from_context
-            while place < len(ranking) and ranking[place][1].serial in gone:
-                place += 1
-            self._from_context = place
-            if place < len(ranking):
-                context = max(context, ranking[place][0])
-                self._holders.add(ranking[place][1].serial)
-                surcharge = pool.surcharge
-        return context + sum(sorted(tops, reverse=True)[: self._permits]) + surcharge
-
-
 @define(eq=False)
 class Lien:
-    """Bytes that a booked plan still waits for, and how much of them each of its victims owes."""
+    """Bytes that a booked plan still waits for, and who owes them.
+
+    ``owed``: by victim, out of its own bytes. ``bonus``: by pool, the context and headroom that the victims in
+    ``relied`` free together when all of them have left it; no two liens of an account rely on the same member.
+    """
 
     claim: Claim
     account: Account
-    serial: int
     unpaid: int
     owed: dict[str, int] = field(factory=dict)
+    bonus: dict[Pool, int] = field(factory=dict)
+    relied: dict[Pool, set[str]] = field(factory=dict)
 
     @property
     def unbacked(self) -> int:
-        return self.unpaid - sum(self.owed.values())
+        return self.unpaid - sum(self.owed.values()) - sum(self.bonus.values())
 
     def pay(self, nbytes: int, payer: str | None = None) -> None:
-        """Bytes came in; whoever paid owes that much less, and of the rest those who were named last."""
+        """Bytes came in: the payer owes that much less, then the pools, then those who were named last."""
         self.unpaid -= nbytes
         self.account.unpaid -= nbytes
         if payer in self.owed:
-            mine = min(nbytes, self.owed[payer])
-            self.owed[payer] -= mine
+            self.owed[payer] -= min(nbytes, self.owed[payer])
         over = -self.unbacked
+        for pool in list(self.bonus):
+            over -= self.take_bonus(pool, over)
         for victim in reversed(self.owed):
-            if over <= 0:
-                break
-            less = min(over, self.owed[victim])
+            less = max(0, min(over, self.owed[victim]))
             self.owed[victim] -= less
             over -= less
+
+    def take_bonus(self, pool: Pool, nbytes: int) -> int:
+        """Rely on up to ``nbytes`` less of a pool; returns how much less that is."""
+        less = max(0, min(nbytes, self.bonus[pool]))
+        self.bonus[pool] -= less
+        if not self.bonus[pool]:
+            del self.bonus[pool], self.relied[pool]
+        return less
 
 
 @define(eq=False)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from sie_core.errors import LedgerError
 from sie_core.memory._accounts import NOTHING, Account, Claim, Owner, Pool
+from sie_core.memory._pools import bonus
 
 
 def audit(
@@ -77,9 +78,13 @@ def _audit_liens(level: Account, owners: Mapping[str, Owner]) -> None:
         for victim, nbytes in lien.owed.items():
             _require(victim in owners and lien in owners[victim].debts, f"{victim!r} does not know that it owes")
             owed[victim] = owed.get(victim, 0) + nbytes
+        for pool, nbytes in lien.bonus.items():
+            _require(0 < nbytes <= bonus(lien, pool), f"lien of {needer!r} relies on more than pool {pool.key!r} frees")
     for victim, nbytes in owed.items():
         held = owners[victim].base.get(level.name, 0)
         _require(nbytes <= held, f"{victim!r} owes {nbytes} on {level.name!r} and holds {held}")
+    relied = [(pool, name) for lien in level.liens for pool, names in lien.relied.items() for name in names]
+    _require(len(relied) == len(set(relied)), f"two liens on {level.name!r} rely on one member of a pool")
     _require(level.loose <= 0 or not level.liens, f"loose bytes on {level.name!r} while a lien is unpaid")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from sie_core.errors import LedgerError
 from sie_core.memory._accounts import Account, Claim, Lien, Owner, Pool
+from sie_core.memory._pools import bonus, free_members
 from sie_core.memory._shortage import Need
 from sie_core.units import format_bytes
 
@@ -159,49 +160,19 @@ class Book:
                 else:
                     noted.pop(level.name, None)
 
-    # --- pools -------------------------------------------------------------------------------------
-
-    def _detach(self, owner: str, accounts: Collection[str]) -> None:
-        """Freeze what the owner's leaving will free, so that whoever joins its pools later can't change that.
-
-        The pool goes on without it, which for the time being charges more than both need, never less.
-        """
-        for claim in self._owners[owner].pooled:
-            if claim.attached and any(level.name in accounts for level in claim.account.chain):
-                assert claim.pool is not None
-                before = claim.pool.extra
-                claim.pool.unattach(claim)
-                claim.exit = before - claim.pool.extra
-                self._refresh_pool(claim.pool)
-                self._refresh(claim)
-
-    def _reattach(self, owners: Iterable[str]) -> None:
-        """Undo ``_detach`` for those that no lien names any more."""
-        for owner in owners:
-            record = self._owners.get(owner)
-            for claim in record.pooled if record is not None else ():
-                if claim.exit is None or claim.pool is None or record is None:
-                    continue
-                if not any(lien.account in claim.account.chain for lien in record.debts):
-                    claim.exit = None
-                    claim.pool.attach(claim)
-                    self._refresh_pool(claim.pool)
-                    self._refresh(claim)
-
-    def _withdraw(self, claim: Claim) -> None:
+    def _leave_pool(self, claim: Claim) -> None:
         """The claim stops counting for its pool's context and headroom."""
         if claim.pool is not None and claim.attached:
             claim.pool.unattach(claim)
             self._refresh_pool(claim.pool)
-        claim.exit = None
 
     # --- liens -------------------------------------------------------------------------------------
 
     def _add_lien(self, claim: Claim, level: Account, unpaid: int, victims: Sequence[str]) -> None:
-        lien = Lien(claim, level, claim.serial, unpaid)
+        lien = Lien(claim, level, unpaid)
         level.liens.append(lien)
-        self._owners[claim.owner].liens.append(lien)
         level.unpaid += unpaid
+        self._owners[claim.owner].liens.append(lien)
         self._allocate(lien, victims)
 
     def _allocate(self, lien: Lien, victims: Iterable[str]) -> None:
@@ -211,11 +182,32 @@ class Book:
             record = self._owners.get(victim)
             if record is None or name not in record.base:
                 continue
-            spare = record.base[name] - self._owed(record, lien.account)
             if victim not in lien.owed:
                 lien.owed[victim] = 0
                 record.debts.append(lien)
+            spare = record.base[name] - self._owed(record, lien.account)
             lien.owed[victim] += max(0, min(spare, lien.unbacked))
+        for pool in self._pools.values():
+            had = lien.bonus.get(pool, 0)
+            lien.relied[pool] = free_members(lien, pool)
+            lien.bonus[pool] = max(had, min(bonus(lien, pool), had + lien.unbacked))
+            lien.take_bonus(pool, 0)
+
+    def _cover(self, level: Account) -> int:
+        """A newcomer joined pools: it pays what their members no longer free on leaving to the liens that relied on it.
+
+        Returns the bytes that this took.
+        """
+        covered = 0
+        for lien in level.liens:
+            for pool, relied in list(lien.bonus.items()):
+                loss = relied - bonus(lien, pool)
+                if loss > 0:
+                    lien.take_bonus(pool, loss)
+                    lien.pay(loss)
+                    covered += loss
+        self._strike_paid(level)
+        return covered
 
     @staticmethod
     def _owed(record: Owner, level: Account) -> int:
@@ -224,10 +216,12 @@ class Book:
     def _forgive(self, lien: Lien, victim: str) -> None:
         """The victim owes nothing to this lien any more."""
         lien.owed.pop(victim, None)
+        for members in lien.relied.values():
+            members.discard(victim)
         record = self._owners.get(victim)
         if record is not None and lien in record.debts:
             record.debts.remove(lien)
-        self._reattach((victim,))
+        self._trim_bonus(lien)
 
     def _strike(self, lien: Lien) -> None:
         """The lien is paid, or its plan cancelled."""
@@ -235,9 +229,12 @@ class Book:
         self._owners[lien.claim.owner].liens.remove(lien)
         lien.account.unpaid -= lien.unpaid
         lien.unpaid = 0
-        victims = tuple(lien.owed)
-        for victim in victims:
-            self._forgive(lien, victim)
+        for victim in lien.owed:
+            self._owners[victim].debts.remove(lien)
+
+    def _strike_paid(self, level: Account) -> None:
+        for lien in [lien for lien in level.liens if not lien.unpaid]:
+            self._strike(lien)
 
     def _strike_liens(self, claim: Claim) -> None:
         for lien in [lien for lien in self._owners[claim.owner].liens if lien.claim is claim]:
@@ -251,6 +248,12 @@ class Book:
             over = self._owed(record, lien.account) - record.base.get(lien.account.name, 0)
             if over > 0:
                 lien.owed[owner] -= min(over, lien.owed[owner])
+            self._trim_bonus(lien)
+
+    @staticmethod
+    def _trim_bonus(lien: Lien) -> None:
+        for pool, relied in list(lien.bonus.items()):
+            lien.take_bonus(pool, relied - bonus(lien, pool))
 
     def _balance(self, payer: str | None = None) -> None:
         """Pay liens from loose bytes: those that name ``payer`` first, then the oldest."""
@@ -265,15 +268,14 @@ class Book:
     def _pay(self, level: Account, payer: str | None) -> None:
         loose = level.loose
         mine = [lien for lien in level.liens if payer in lien.owed]
-        turns = [(lien, lien.owed.get(payer or "", 0)) for lien in mine]
+        turns = [(lien, lien.owed.get(payer or "", 0) + sum(lien.bonus.values())) for lien in mine]
         turns += [(lien, lien.unpaid) for lien in (*mine, *level.liens)]
         for lien, most in turns:
             nbytes = min(loose, most, lien.unpaid)
             if nbytes > 0:
                 lien.pay(nbytes, payer)
                 loose -= nbytes
-        for lien in [lien for lien in level.liens if not lien.unpaid]:
-            self._strike(lien)
+        self._strike_paid(level)
 
 
 def bytes_by_account(figures: Mapping[str, int]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from attrs import frozen
 
 from sie_core.memory._book import Book
+from sie_core.memory._pools import relied_on
 from sie_core.memory._shortage import Need, Shortage, remove_all
 
 
@@ -98,7 +99,8 @@ class Reading(Book):
             return {}
         if not (record.edges or record.debts or record.liens):
             return record.base
-        freed = {name: nbytes + record.edges.get(name, 0) for name, nbytes in record.base.items()}
+        edges = {} if any(relied_on(record, claim) for claim in record.pooled) else record.edges
+        freed = {name: nbytes + edges.get(name, 0) for name, nbytes in record.base.items()}
         for lien in record.debts:
             if lien.account.name in freed:
                 freed[lien.account.name] -= lien.owed[owner]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from sie_core.memory._accounts import Account, Claim, Owner, Pool, PoolView
+from sie_core.memory._accounts import Account, Claim, Owner, Pool
+from sie_core.memory._pools import PoolView, losses, relied_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,8 @@ class Shortage:
                 nbytes = need.static + view.extra - (pool.extra if pool is not None else 0)
                 if pool is not None:
                     self._views[pool] = view
+                    for lien, loss in losses(pool, need.static, need.context, need.headroom):
+                        missing[lien.account.name] = missing.get(lien.account.name, -lien.account.loose) + loss
             if replaced is not None:
                 nbytes -= replaced.part
             for level in account.chain:
@@ -118,7 +121,7 @@ class Shortage:
                     paid = sum(nbytes for victim, nbytes in lien.owed.items() if victim in self._gone)
                     missing[lien.account.name] += lien.unpaid - paid
             for claim in record.pooled:
-                if claim.exit is None and claim.retained is None:
+                if claim.retained is None and not relied_on(record, claim):
                     self._leave_pool(claim)
         return self.met
 

@@ -110,19 +110,15 @@ class Ledger(Reading):
         missing = self.shortfall(needs, without=victims, owner=owner, purpose=purpose)
         if missing:
             raise LedgerError(f"{owner!r} can't be booked: {bytes_by_account(missing)} missing on top of its victims")
-        short = self.shortfall(needs, owner=owner, purpose=purpose)
-        for victim in victims:
-            self._detach(victim, short)
         chain = {level.name: level for need in needs for level in self._account(need.account).chain}
         charged = {name: level.weight.charge for name, level in chain.items()}
         claims = [self._add_claim(owner, need, purpose) for need in needs]
         for name, level in chain.items():
-            taken = level.weight.charge - charged[name]
+            taken = level.weight.charge - charged[name] + self._cover(level)
             unpaid = min(taken, -level.loose)
             if unpaid > 0:
                 claim = next(claim for claim in claims if level in claim.account.chain)
                 self._add_lien(claim, level, unpaid, victims)
-        self._reattach(victims)
         self._balance()
 
     def grow(self, owner: str, account: str, nbytes: int, *, purpose: str = "engine") -> bool:
@@ -160,6 +156,8 @@ class Ledger(Reading):
             group.unclaimed = max(0, nbytes - held)
             self._refresh_pool(group)
         self._balance()
+        for lien in self._liens():
+            self._trim_bonus(lien)
 
     def settle(self, owner: str) -> None:
         """The load or wake is over: what the owner's claims don't hold by now counts as headroom, not as on its way."""
@@ -172,10 +170,15 @@ class Ledger(Reading):
         claims = [(self._claim(owner, account, purpose), nbytes) for account, nbytes in retained.items()]
         if any(nbytes < 0 for _, nbytes in claims):
             raise LedgerError("retained bytes can't be negative")
+        for lien in self._owner(owner).liens:
+            kept = [(claim, nbytes) for claim, nbytes in claims if lien.account in claim.account.chain]
+            if kept and sum(nbytes - self._charge(claim) for claim, nbytes in kept) + lien.unpaid > 0:
+                raise LedgerError(f"{owner!r} can't keep bytes on {lien.account.name!r} that it still waits for")
         for claim, nbytes in claims:
             self._strike_liens(claim)
-            self._withdraw(claim)
-            claim.retained, claim.exit, claim.in_transit = nbytes, None, False
+            entitled = claim.weight.charge - claim.weight.overrun
+            self._leave_pool(claim)
+            claim.entitled, claim.retained, claim.in_transit = min(entitled, nbytes), nbytes, False
             self._refresh(claim)
         self._balance(owner)
         for lien in list(self._owner(owner).debts):
@@ -239,11 +242,7 @@ class Ledger(Reading):
         if owner in victims:
             raise LedgerError(f"{owner!r} can't be its own victim")
         for lien in [lien for lien in self._owner(owner).liens if lien.unbacked]:
-            for victim in dict.fromkeys(victims):
-                self._owner(victim)
-                self._detach(victim, (lien.account.name,))
-            self._allocate(lien, victims)
-        self._reattach(victims)
+            self._allocate(lien, dict.fromkeys(victims))
         self._balance()
         return self.unbacked(owner)
 
