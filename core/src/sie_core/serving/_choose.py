@@ -112,6 +112,7 @@ def _group_of_first(lengths: Sequence[int], longest: int, sizing: Sizing) -> tup
 
 
 _FORGET = 0.99  # weight of a run falls to a half in 69 runs: follows a machine that others come to share
+_FADE = 1.02  # the quickest run is forgotten at this rate
 _ENOUGH_RUNS = 8
 _START_DEFAULT, _START_MIN, _START_MAX = 48, 16, 8192
 _STARTS_PER_RUN = 16  # a run this many starts long spends 6% on starting; longer ones only answer later
@@ -125,8 +126,8 @@ class RunCost:
     """Learns, by least squares with forgetting, what a run costs."""
 
     runs: int = 0
-    seconds: float = 0.0
-    """How long a run takes, lately."""
+    quickest: float = float("inf")
+    """How long a run takes at least, lately: no other thread that held the interpreter's lock makes it longer."""
     item_seconds: float = 0.0
     """How long an item takes, lately; what ``Retry-After`` is measured with."""
     _n: float = 0.0
@@ -140,7 +141,7 @@ class RunCost:
         """A run of ``items`` items and ``size`` tokens took ``seconds``."""
         self.runs += 1
         weight = 0.2 if self.runs > 1 else 1.0
-        self.seconds += weight * (seconds - self.seconds)
+        self.quickest = min(seconds, self.quickest * _FADE)
         self.item_seconds += weight * (seconds / items - self.item_seconds)
         if self.runs == 1:
             return  # the first run pays for allocations and caches that no other pays

@@ -31,6 +31,7 @@ class Job:
 
     request: BatchRequest
     future: asyncio.Future[None]
+    deadline: float
     lease: Any = None
     on_start: Callable[[], None] = _nothing
     left: int = 0

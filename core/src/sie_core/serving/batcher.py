@@ -79,6 +79,7 @@ class Batcher:
         self._unfinished: OrderedDict[Job, None] = OrderedDict()  # large jobs of which more is to be prepared
         self._pump_task: asyncio.Task[None] | None = None
         self._tokenising = False
+        self._timer: asyncio.TimerHandle | None = None  # at or before the earliest deadline of all
         self._cap: float | None = None  # a budget lowered by an out-of-memory error
         self._dead: BaseException | None = None
 
@@ -101,14 +102,15 @@ class Batcher:
         """
         if self._dead is not None:
             raise self._dead
-        job = Job(request, self._loop.create_future(), lease)
+        job = Job(request, self._loop.create_future(), deadline, lease)
         if on_start is not None:
             job.on_start = on_start
         if not job.left:
             return job
         self._waiting[job] = None
         self._newcomers[job] = None
-        timer = self._loop.call_at(deadline, _expire, job)
+        if self._timer is None or deadline < self._timer.when():
+            self._set_timer(deadline)
         if self._pump_task is None:
             self._pump_task = self._loop.create_task(self._pump())
         elif not self._tokenising:
@@ -116,7 +118,6 @@ class Batcher:
         try:
             await job.future
         finally:
-            timer.cancel()
             self._forget(job)
         return job
 
@@ -145,22 +146,42 @@ class Batcher:
         self._newcomers.pop(job, None)
         self._unfinished.pop(job, None)
         job.ready.clear()
+        if not self._waiting:
+            self._set_timer(None)  # it would keep the engine from being freed
+
+    # One timer for all requests: most have the same time to live, so that it hardly ever has to be set anew.
+
+    def _set_timer(self, when: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if when is None else self._loop.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        now, self._timer = self._loop.time(), None
+        for job in self._waiting:
+            if job.deadline <= now:
+                where = "was running" if job.started else "was waiting for its turn"
+                _fail(job, DeadlineExceeded(f"the request's deadline passed while it {where}"))
+        left = [job.deadline for job in self._waiting if not job.dead]
+        if left:
+            self._set_timer(min(left))
 
     # --- tokenising beside a run -----------------------------------------------------------------------
 
     def _tokenise(self) -> None:
         """Prepare the next newcomers on the side, if the engine is busy for long enough to make it worth while."""
-        if not self._has_side_thread():
+        side = self._side_thread()
+        if side is None:
             return
         chunks = self._take_chunks()
         if not chunks:
             return
         self._tokenising = True
-        future = self._tokeniser.submit(prepare, self.engine, chunks)
+        future = side.submit(prepare, self.engine, chunks)
         future.add_done_callback(self._tokenised)
 
-    def _has_side_thread(self) -> bool:
-        return self._tokeniser is not None and self.cost.seconds >= _WORTH_A_THREAD_S
+    def _side_thread(self) -> EngineWorker | None:
+        return self._tokeniser if self.cost.runs and self.cost.quickest >= _WORTH_A_THREAD_S else None
 
     def _tokenised(self, future: asyncio.Future[list[PreparedChunk]]) -> None:
         self._tokenising = False
@@ -230,7 +251,7 @@ class Batcher:
         async with self._permit():
             window = self._window()
             # With enough to fill a run, the rest is left to the side thread: the engine should not wait for it.
-            enough = len(window) >= _PREPARE_AT_ONCE and self._has_side_thread()
+            enough = len(window) >= _PREPARE_AT_ONCE and self._side_thread() is not None
             chunks = [] if enough else self._take_chunks()
             if not window and not chunks:
                 return None
@@ -396,7 +417,3 @@ def _fail(job: Job, error: BaseException) -> None:
     if not job.future.done():
         job.future.set_exception(translate(error, "the engine"))
 
-
-def _expire(job: Job) -> None:
-    where = "was running" if job.started else "was waiting for its turn"
-    _fail(job, DeadlineExceeded(f"the request's deadline passed while it {where}"))
