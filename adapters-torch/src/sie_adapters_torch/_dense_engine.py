@@ -18,8 +18,10 @@ from sie_core import (
     EngineEvents,
     InvalidInput,
     MemoryReport,
+    ModelSourceInvalid,
     ModelSpec,
     Prepared,
+    SieError,
     Task,
     TransitionCancelled,
     TransitionContext,
@@ -69,6 +71,7 @@ def load_dense(model: ModelSpec, files: DenseFiles, ctx: TransitionContext, even
         with out_of_memory(account):
             engine.place(ctx, events)
         engine.start()
+        engine.check()
     except BaseException:
         engine.close(ctx)
         raise
@@ -144,16 +147,34 @@ class DenseEngine(BatchEngine):
             overhead = _CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD
             self._backbone = PaddedBackbone(module, pad_id=self._tokeniser.pad_id, overhead=overhead)
 
+    def check(self) -> None:
+        """Encode one input, so that a model that can't is found now. Raises ModelSourceInvalid, DeviceOutOfMemory."""
+        try:
+            vector = self._probe()
+        except SieError:
+            raise
+        except Exception as error:
+            raise ModelSourceInvalid(
+                f"{self._files.model.folder}: the model does not encode text: {type(error).__name__}: {error}"
+            ) from error
+        if vector.shape != (self._files.dims,):
+            raise ModelSourceInvalid(
+                f"{self._files.model.folder}: its files promise {self._files.dims} dimensions, not {vector.shape[0]}"
+            )
+
     def memory(self) -> MemoryReport:
         return MemoryReport({self._placed.account: realised_bytes(self._placed.modules)})
 
     def probe(self, ctx: TransitionContext) -> bytes | None:
         """The vector of a fixed sequence of ids, float32."""
-        size = self._tokeniser.vocabulary
+        return self._probe().tobytes()
+
+    def _probe(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         length = min(self._tokeniser.limit or 16, 16)
-        ids = (np.arange(1, length + 1, dtype=np.int64) * 7919) % size
+        ids = (np.arange(1, length + 1, dtype=np.int64) * 7919) % self._tokeniser.vocabulary
         vector = self.run([Prepared(length, _Text(Tokens(ids), None))])[0].dense
-        return None if vector is None else vector.tobytes()
+        assert vector is not None
+        return vector
 
     def probe_matches(self, before: bytes, after: bytes) -> bool:
         if self._device.type == "cpu":

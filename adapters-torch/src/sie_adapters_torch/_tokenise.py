@@ -35,6 +35,8 @@ class Tokeniser:
         self.vocabulary = vocabulary
         self.pad_id = pad_id
         self._before, self._after = _special_ids(backend)
+        # Some models ship a tokenizer with more words than they have rows for.
+        self._may_exceed = backend.get_vocab_size() > vocabulary
         self._prompts: dict[str, list[int]] = {}
 
     @classmethod
@@ -116,7 +118,12 @@ class Tokeniser:
             if not truncate:
                 raise InputTooLong(tokens=len(ids), limit=limit, index=index)
             ids = [*ids[: max(0, limit - len(self._after))], *self._after][:limit]
-        return Tokens(np.asarray(ids, dtype=np.int64), min(skip, len(ids)))
+        array = np.asarray(ids, dtype=np.int64)
+        if self._may_exceed and int(array.max()) >= self.vocabulary:
+            raise InvalidInput(
+                f"the tokenizer gives token id {array.max()}, and the model knows {self.vocabulary}", index=index
+            )
+        return Tokens(array, min(skip, len(ids)))
 
 
 def _special_ids(backend: Any) -> tuple[list[int], list[int]]:
