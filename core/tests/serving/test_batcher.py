@@ -317,9 +317,7 @@ def test_a_single_item_that_does_not_fit_asks_for_room_once(play: Play, granted:
 def test_memory_that_never_suffices_fails_that_batch_alone(play: Play) -> None:
     async def scene() -> None:
         client = start(engine(run_s=0.1, oom_over_tokens=20))
-        large, small = await asyncio.gather(
-            client.ask(words(30, "large")), client.ask("small"), return_exceptions=True
-        )
+        large, small = await asyncio.gather(client.ask(words(30, "large")), client.ask("small"), return_exceptions=True)
         assert isinstance(large, DeviceOutOfMemory)
         assert isinstance(small, list)
 

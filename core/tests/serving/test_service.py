@@ -13,6 +13,7 @@ import pytest
 from house import MIB, House, close, fake, house
 from sie_core import (
     DeadlineExceeded,
+    DeviceOutOfMemory,
     EncodeParams,
     EngineDied,
     InvalidInput,
@@ -246,6 +247,39 @@ def test_a_cancelled_request_leaves_nothing_behind(play: Play, seed: int) -> Non
                 status = site.service.model("a")
                 assert (status.leases, status.queued) == (0, 0)
             assert len((await site.ask("a", "text")).outputs) == 1
+
+    play(scene(), seed)
+
+
+def test_a_changed_queue_or_deadline_counts_without_a_new_engine(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(fake("a", run_s=4.0)) as site:
+            await site.ask("a", "warm")
+            site.house.registry.apply([fake("a", run_s=4.0, queue=1, deadline_s=6.0)])
+            running = asyncio.create_task(site.ask("a", "running"))
+            await asyncio.sleep(0.5)
+            waiting = asyncio.create_task(site.ask("a", "waiting"))
+            await asyncio.sleep(0.5)
+            with pytest.raises(QueueFull):
+                await site.ask("a", "one too many")
+            await running
+            with pytest.raises(DeadlineExceeded):
+                await waiting
+            assert site.service.model("a").epoch == 1
+
+    play(scene())
+
+
+@seeds
+def test_memory_that_runs_out_while_running_is_taken_from_other_models(play: Play, seed: int) -> None:
+    async def scene() -> None:
+        async with serving(fake("idle", 40 * MIB), fake("busy", 40 * MIB, run_s=0.1)) as site:
+            await asyncio.gather(site.ask("idle", "text"), site.ask("busy", "text"))
+            full = DeviceOutOfMemory("full", needed=60 * MIB, free=0)
+            FaultPoints.of("busy").fail("run", full, times=1)
+            assert len((await site.ask("busy", "text")).outputs) == 1
+            assert site.house.state("idle") is Residency.UNLOADED
+            assert site.house.state("busy") is Residency.RESIDENT
 
     play(scene(), seed)
 

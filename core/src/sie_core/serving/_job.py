@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Chunk", "Job"]
 
 TURN = 32  # items that a request may have run before it goes behind the others
-CHUNK = 64  # items prepared in one go, so that a large request delays nobody's tokenising for long
 
 
 def _nothing() -> None:
@@ -54,13 +53,13 @@ class Job:
         """Answered, failed, cancelled or past its deadline: nothing more is done for it."""
         return self.future.done()
 
-    def take_chunk(self) -> Chunk:
-        """The next items to prepare."""
+    def take_chunk(self, size: int) -> Chunk:
+        """The next items to prepare, ``size`` at most."""
         items, first = self.request.items, self.next_chunk
-        self.next_chunk = first + CHUNK
-        if first == 0 and len(items) <= CHUNK:
+        self.next_chunk = first + size
+        if first == 0 and len(items) <= size:
             return Chunk(self, 0, self.request)
-        part = items[first : first + CHUNK]
+        part = items[first : first + size]
         return Chunk(self, first, BatchRequest(self.request.task, part, self.request.params))
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from sie_core.errors import QueueFull, Unsupported
-from sie_core.types import Capabilities, EncodeParams, Item, Task
+from sie_core.types import Capabilities, EncodeParams, Item, ModelSpec, Task
 
 if TYPE_CHECKING:
     from sie_core.serving.batcher import Batcher
@@ -41,8 +41,8 @@ class Lane:
     """One model's way through the service."""
 
     name: str
-    limit: int
-    deadline_s: float
+    spec: ModelSpec
+    """As last seen: its queue and its deadline may change while the engine stays."""
     meter: ModelMeter
     waiting: int = 0
     batcher: Batcher | None = None
@@ -53,9 +53,10 @@ class Lane:
 
     def enter(self) -> Place:
         """Take a place. Raises QueueFull."""
-        if self.waiting >= self.limit:
+        limit = self.spec.queue
+        if self.waiting >= limit:
             raise QueueFull(
-                f"{self.waiting} requests wait for model {self.name!r}, which is as many as may (queue: {self.limit})",
+                f"{self.waiting} requests wait for model {self.name!r}, which is as many as may (queue: {limit})",
                 retry_after_s=self._until_a_place_is_free(),
             )
         return Place(self)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["BatchLimits", "Batcher"]
 
 _WINDOW = 256  # items looked at for one run
-_PREPARE_AT_ONCE = 64  # newcomers' items prepared in one hop, so that nobody waits for a long queue of tokenising
+_CHUNK_S = 0.01  # work for one hop of preparing: a large request is cut up, so that others get on in between
+_CHUNK_MIN, _CHUNK_MAX = 64, 512
 _WORTH_A_THREAD_S = 0.002  # preparing beside a run pays when the run takes longer than the hop to another thread
 _GROW = 1.05  # a budget cut by an out-of-memory error comes back by this factor a run
 
@@ -80,6 +81,8 @@ class Batcher:
         self._pump_task: asyncio.Task[None] | None = None
         self._tokenising = False
         self._timer: asyncio.TimerHandle | None = None  # at or before the earliest deadline of all
+        self._chunk = _CHUNK_MIN  # items prepared in one hop, as measured
+        self._run_items = 0
         self._cap: float | None = None  # a budget lowered by an out-of-memory error
         self._dead: BaseException | None = None
 
@@ -200,17 +203,18 @@ class Batcher:
         """What to prepare next: newcomers in order of arrival, and one more piece of one large job that runs short."""
         chunks: list[Chunk] = []
         items = 0
-        while items < _PREPARE_AT_ONCE and self._newcomers:
+        while items < self._chunk and self._newcomers:
             job, _ = self._newcomers.popitem(last=False)
             if job.dead:
                 continue
-            chunks.append(job.take_chunk())
+            chunks.append(job.take_chunk(self._chunk))
             items += len(chunks[-1].request.items)
             if job.unprepared:
                 self._unfinished[job] = None
-        short = next((job for job in self._unfinished if len(job.ready) < TURN and not job.dead), None)
+        ahead = max(TURN, 2 * self._run_items)
+        short = next((job for job in self._unfinished if len(job.ready) < ahead and not job.dead), None)
         if short is not None and all(chunk.job is not short for chunk in chunks):
-            chunks.append(short.take_chunk())
+            chunks.append(short.take_chunk(self._chunk))
             if short.unprepared:
                 self._unfinished.move_to_end(short)
             else:
@@ -221,6 +225,9 @@ class Batcher:
         for part in prepared:
             job = part.chunk.job
             job.tokenise_s += part.seconds
+            if len(part.items) >= TURN:
+                paced = int(_CHUNK_S / max(part.seconds, 1e-6) * len(part.items))
+                self._chunk = min(max((3 * self._chunk + paced) // 4, _CHUNK_MIN), _CHUNK_MAX)
             if part.error is not None:
                 _fail(job, part.error)
             elif not job.dead:
@@ -251,7 +258,7 @@ class Batcher:
         async with self._permit():
             window = self._window()
             # With enough to fill a run, the rest is left to the side thread: the engine should not wait for it.
-            enough = len(window) >= _PREPARE_AT_ONCE and self._side_thread() is not None
+            enough = len(window) >= self._chunk and self._side_thread() is not None
             chunks = [] if enough else self._take_chunks()
             if not window and not chunks:
                 return None
@@ -338,6 +345,7 @@ class Batcher:
         for slot in chosen:
             tokens += slot.tokens
             longest = max(longest, slot.tokens)
+        self._run_items = len(chosen)
         self.cost.observe(longest * len(chosen) if self.engine.pads else tokens, len(chosen), seconds)
         if self._cap is not None:
             self._cap *= _GROW
@@ -416,4 +424,3 @@ class Batcher:
 def _fail(job: Job, error: BaseException) -> None:
     if not job.future.done():
         job.future.set_exception(translate(error, "the engine"))
-

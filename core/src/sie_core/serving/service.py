@@ -143,10 +143,10 @@ class Service:
         )
 
     async def _encode(self, lane: Lane, place: Place, request: BatchRequest, deadline_s: float | None) -> EncodeResult:
-        limit = lane.deadline_s if deadline_s is None else min(lane.deadline_s, deadline_s)
+        limit = lane.spec.deadline_s if deadline_s is None else min(lane.spec.deadline_s, deadline_s)
         deadline = asyncio.get_running_loop().time() + limit
         with self._registry.try_acquire(lane.name) or await self._acquire(lane, request, deadline) as lease:
-            engine = lease.engine
+            lane.spec, engine = lease.model, lease.engine
             lane.check(engine.capabilities, request.items, request.params)
             if isinstance(engine, BatchEngine):
                 batcher = lane.batcher
@@ -165,6 +165,7 @@ class Service:
     async def _acquire(self, lane: Lane, request: BatchRequest, deadline: float) -> Lease:
         """Wait for the model to become resident, no longer than the request may take in all."""
         status = self._registry.status(lane.name)
+        lane.spec = status.spec
         if status.capabilities is not None:
             lane.check(status.capabilities, request.items, request.params)
         if status.load_s is not None:
@@ -180,12 +181,10 @@ class Service:
 
     def _batcher(self, lane: Lane, lease: Lease, engine: BatchEngine) -> Batcher:
         """A batcher for an engine that is new here."""
-        spec = lease.model
-        lane.limit, lane.deadline_s = spec.queue, spec.deadline_s
         batcher = Batcher(
             engine,
             lease.worker,
-            BatchLimits(spec.batch_tokens),
+            BatchLimits(lane.spec.batch_tokens),
             tokeniser=self._tokeniser,
             make_room=self._registry.make_room,
             observe=lane.meter.ran,
@@ -223,7 +222,7 @@ class Service:
         lane = self._lanes.get(name)
         if lane is None:
             spec = self._registry.status(name).spec
-            lane = self._lanes[name] = Lane(name, spec.queue, spec.deadline_s, self._telemetry.model(name))
+            lane = self._lanes[name] = Lane(name, spec, self._telemetry.model(name))
         return lane
 
     # --- models ----------------------------------------------------------------------------------------
