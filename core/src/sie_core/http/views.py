@@ -80,7 +80,8 @@ def account_status(account: AccountState) -> dict[str, Any]:
         "account": account.account,
         "capacity": account.capacity,
         "used": account.used,
-        "promised": account.promised,
+        # What a plan is still owed by its victims is their promise until they are gone, and counted once.
+        "promised": account.promised - account.liens,
         "unrealised": account.unrealised,
         "available": account.available,
     }
