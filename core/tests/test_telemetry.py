@@ -144,6 +144,15 @@ def test_the_host_tier_is_measured_under_its_names(measured: Telemetry) -> None:
     assert series['sie_worker_model_evictions_total{model="minilm",reason="idle"}'] == 1
 
 
+def test_reasons_of_evictions_stay_few(measured: Telemetry) -> None:
+    for number in range(100):
+        measured.evicted("minilm", f"room for model-{number}")
+        measured.evicted("minilm", f"died of signal {number}")
+    series = [name for name in shown(measured) if name.startswith("sie_worker_model_evictions_total")]
+    assert 'sie_worker_model_evictions_total{model="minilm",reason="room"}' in series
+    assert len(series) <= 33
+
+
 def test_models_and_accounts_are_read_when_somebody_looks(measured: Telemetry) -> None:
     measured.watch(Registry())
     series = shown(measured)

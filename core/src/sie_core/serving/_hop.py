@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
-from sie_core.errors import HostOutOfMemory, InferenceError, InvalidInput, SieError
+from sie_core.errors import InferenceError, InvalidInput
 from sie_core.serving._choose import Sizing, Slot, choose
-from sie_core.serving._job import Chunk
+from sie_core.serving._job import Chunk, translate
 
 if TYPE_CHECKING:
     from sie_core.adapter import BatchEngine, Prepared
     from sie_core.types import EncodeOutput
 
-__all__ = ["Hop", "PreparedChunk", "prepare", "run", "translate"]
+__all__ = ["Hop", "PreparedChunk", "prepare", "run", "run_chosen"]
 
 
 @define(eq=False)
@@ -42,17 +42,6 @@ class Hop:
     """Positions in ``chosen``."""
     began: float = 0.0
     seconds: float = 0.0
-
-
-def translate(error: BaseException, what: str) -> SieError:
-    """SIE's own errors as they are; whatever else an engine raises becomes an InferenceError."""
-    if isinstance(error, SieError):
-        return error
-    if isinstance(error, MemoryError):
-        return HostOutOfMemory(f"{what} ran out of memory: {error}")
-    wrapped = InferenceError(f"{what} failed: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped
 
 
 def _is_fault(error: BaseException) -> bool:

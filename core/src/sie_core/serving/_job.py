@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
+from sie_core.errors import HostOutOfMemory, InferenceError, SieError
 from sie_core.types import BatchRequest
 
 if TYPE_CHECKING:
@@ -15,9 +16,20 @@ if TYPE_CHECKING:
     from sie_core.adapter import Prepared
     from sie_core.types import EncodeOutput
 
-__all__ = ["Chunk", "Job"]
+__all__ = ["TURN", "Chunk", "Job", "translate"]
 
 TURN = 32  # items that a request may have run before it goes behind the others
+
+
+def translate(error: BaseException, what: str) -> SieError:
+    """SIE's own errors as they are; whatever else an engine raises becomes an InferenceError."""
+    if isinstance(error, SieError):
+        return error
+    if isinstance(error, MemoryError):
+        return HostOutOfMemory(f"{what} ran out of memory: {error}")
+    wrapped = InferenceError(f"{what} failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _nothing() -> None:
@@ -66,6 +78,11 @@ class Job:
     def unprepared(self) -> bool:
         """Whether chunks are left to prepare."""
         return self.next_chunk < len(self.request.items)
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error, if it has not ended yet."""
+        if not self.future.done():
+            self.future.set_exception(translate(error, "the engine"))
 
     def start(self) -> None:
         """It left the queue: the engine has it now."""

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, frozen
+from attrs import frozen
 
 from sie_core.errors import DeadlineExceeded, EngineDied, NonFiniteOutput, OutOfMemory
 from sie_core.serving._choose import RunCost, Slot, choose
-from sie_core.serving._hop import Hop, PreparedChunk, prepare, run, run_chosen, translate
-from sie_core.serving._job import TURN, Chunk, Job
+from sie_core.serving._hop import Hop, PreparedChunk, prepare, run, run_chosen
+from sie_core.serving._intake import Intake
+from sie_core.serving._job import TURN, Job
+from sie_core.serving._recovery import MakeRoom, Recovery
 
 if TYPE_CHECKING:
     from sie_core.adapter import BatchEngine
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["BatchLimits", "Batcher"]
 
 _WINDOW = 256  # items looked at for one run
-_CHUNK_S = 0.01  # work for one hop of preparing: a large request is cut up, so that others get on in between
-_CHUNK_MIN, _CHUNK_MAX = 64, 512
 _WORTH_A_THREAD_S = 0.002  # preparing beside a run pays when the run takes longer than the hop to another thread
 _GROW = 1.05  # a budget cut by an out-of-memory error comes back by this factor a run
 
@@ -41,13 +41,6 @@ class BatchLimits:
     """``tokens``: padded tokens a run may hold (the model's ``batch_tokens``); the engine's own limit narrows it."""
 
     tokens: int = 8192
-
-
-@define(eq=False)
-class _Recovery:
-    """What has been tried for a failed run already."""
-
-    asked_for_room: bool = False
 
 
 class Batcher:
@@ -64,7 +57,7 @@ class Batcher:
         limits: BatchLimits | None = None,
         *,
         tokeniser: EngineWorker | None = None,
-        make_room: Callable[[Any, int], Awaitable[bool]] | None = None,
+        make_room: MakeRoom | None = None,
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
         self.engine = engine
@@ -76,12 +69,10 @@ class Batcher:
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[Job, None] = OrderedDict()  # jobs without an answer, in order of their turn
-        self._newcomers: OrderedDict[Job, None] = OrderedDict()  # jobs of which nothing is prepared yet
-        self._unfinished: OrderedDict[Job, None] = OrderedDict()  # large jobs of which more is to be prepared
+        self._intake = Intake()
         self._pump_task: asyncio.Task[None] | None = None
         self._tokenising = False
         self._timer: asyncio.TimerHandle | None = None  # at or before the earliest deadline of all
-        self._chunk = _CHUNK_MIN  # items prepared in one hop, as measured
         self._run_items = 0
         self._cap: float | None = None  # a budget lowered by an out-of-memory error
         self._dead: BaseException | None = None
@@ -111,7 +102,7 @@ class Batcher:
         if not job.left:
             return job
         self._waiting[job] = None
-        self._newcomers[job] = None
+        self._intake.add(job)
         if self._timer is None or deadline < self._timer.when():
             self._set_timer(deadline)
         if self._pump_task is None:
@@ -120,6 +111,10 @@ class Batcher:
             self._tokenise()
         try:
             await job.future
+        except asyncio.CancelledError:
+            if job.dead and not job.future.cancelled():
+                job.future.exception()  # it failed in the turn in which its client left: nobody else will look
+            raise
         finally:
             self._forget(job)
         return job
@@ -142,12 +137,11 @@ class Batcher:
 
     def _fail_pending(self, error: BaseException) -> None:
         for job in self._waiting:
-            _fail(job, error)
+            job.fail(error)
 
     def _forget(self, job: Job) -> None:
         self._waiting.pop(job, None)
-        self._newcomers.pop(job, None)
-        self._unfinished.pop(job, None)
+        self._intake.drop(job)
         job.ready.clear()
         if not self._waiting:
             self._set_timer(None)  # it would keep the engine from being freed
@@ -164,7 +158,7 @@ class Batcher:
         for job in self._waiting:
             if job.deadline <= now:
                 where = "was running" if job.started else "was waiting for its turn"
-                _fail(job, DeadlineExceeded(f"the request's deadline passed while it {where}"))
+                job.fail(DeadlineExceeded(f"the request's deadline passed while it {where}"))
         left = [job.deadline for job in self._waiting if not job.dead]
         if left:
             self._set_timer(min(left))
@@ -176,7 +170,7 @@ class Batcher:
         side = self._side_thread()
         if side is None:
             return
-        chunks = self._take_chunks()
+        chunks = self._intake.take(self._run_items)
         if not chunks:
             return
         self._tokenising = True
@@ -192,46 +186,12 @@ class Batcher:
         if error is not None:
             self._fail_pending(error)
             return
-        self._accept(future.result())
+        self._intake.accept(future.result())
         if self._pump_task is None:
             if self._waiting:
                 self._pump_task = self._loop.create_task(self._pump())
         else:
             self._tokenise()
-
-    def _take_chunks(self) -> list[Chunk]:
-        """What to prepare next: newcomers in order of arrival, and one more piece of one large job that runs short."""
-        chunks: list[Chunk] = []
-        items = 0
-        while items < self._chunk and self._newcomers:
-            job, _ = self._newcomers.popitem(last=False)
-            if job.dead:
-                continue
-            chunks.append(job.take_chunk(self._chunk))
-            items += len(chunks[-1].request.items)
-            if job.unprepared:
-                self._unfinished[job] = None
-        ahead = max(TURN, 2 * self._run_items)
-        short = next((job for job in self._unfinished if len(job.ready) < ahead and not job.dead), None)
-        if short is not None and all(chunk.job is not short for chunk in chunks):
-            chunks.append(short.take_chunk(self._chunk))
-            if short.unprepared:
-                self._unfinished.move_to_end(short)
-            else:
-                del self._unfinished[short]
-        return chunks
-
-    def _accept(self, prepared: Sequence[PreparedChunk]) -> None:
-        for part in prepared:
-            job = part.chunk.job
-            job.tokenise_s += part.seconds
-            if len(part.items) >= TURN:
-                paced = int(_CHUNK_S / max(part.seconds, 1e-6) * len(part.items))
-                self._chunk = min(max((3 * self._chunk + paced) // 4, _CHUNK_MIN), _CHUNK_MAX)
-            if part.error is not None:
-                _fail(job, part.error)
-            elif not job.dead:
-                job.ready.update(enumerate(part.items, part.chunk.first))
 
     # --- running ---------------------------------------------------------------------------------------
 
@@ -245,12 +205,13 @@ class Batcher:
                 if hop.error is None:
                     self._settle(hop)
                 else:
-                    await self._recover(hop.chosen, hop.error, _Recovery())
+                    self._learn(hop)
+                    await Recovery(self._run_again, self._make_room).recover(hop.chosen, hop.error)
         except asyncio.CancelledError:
             self._fail_pending(EngineDied("the server stopped the engine"))
             raise
         except BaseException as error:  # nobody may be left waiting, whatever a plugin's thread came back with
-            self._fail_pending(translate(error, "the engine"))
+            self._fail_pending(error)
         finally:
             self._pump_task = None
 
@@ -258,8 +219,8 @@ class Batcher:
         async with self._permit():
             window = self._window()
             # With enough to fill a run, the rest is left to the side thread: the engine should not wait for it.
-            enough = len(window) >= self._chunk and self._side_thread() is not None
-            chunks = [] if enough else self._take_chunks()
+            enough = len(window) >= self._intake.chunk and self._side_thread() is not None
+            chunks = [] if enough else self._intake.take(self._run_items)
             if not window and not chunks:
                 return None
             sizing = self.cost.sizing(self._budget(), pads=self.engine.pads)
@@ -275,9 +236,31 @@ class Batcher:
             if not self._tokenising:
                 self._tokenise()
             hop: Hop = await future
-        self._accept(hop.prepared)
+        self._intake.accept(hop.prepared)
         self._take_out(hop.chosen, window)
         return hop
+
+    async def _run_again(self, slots: Sequence[Slot]) -> Hop:
+        if self._dead is not None:
+            return Hop(chosen=[*slots], error=self._dead)
+        async with self._permit():
+            hop: Hop = await self._worker.submit(run_chosen, self.engine, Hop(chosen=[*slots]))
+        if hop.error is None:
+            self._settle(hop)
+        else:
+            self._learn(hop)
+        return hop
+
+    def _learn(self, hop: Hop) -> None:
+        """A run that was too large for the device: the next ones stay below half of it, for a while."""
+        if isinstance(hop.error, OutOfMemory) and len(hop.chosen) > 1:
+            self._cap = max(1.0, self._size(hop.chosen) / 2)
+
+    def _size(self, slots: Sequence[Slot]) -> int:
+        """What a run of these costs, in tokens."""
+        if self.engine.pads:
+            return len(slots) * max([slot.tokens for slot in slots])
+        return sum([slot.tokens for slot in slots])
 
     def _permit(self) -> AbstractAsyncContextManager[Any]:
         """The right to run beside the other engines of the pool; it belongs to the engine, any lease has it."""
@@ -341,18 +324,14 @@ class Batcher:
         chosen, seconds = hop.chosen, hop.seconds
         if not chosen:
             return
-        longest = tokens = 0
-        for slot in chosen:
-            tokens += slot.tokens
-            longest = max(longest, slot.tokens)
         self._run_items = len(chosen)
-        self.cost.observe(longest * len(chosen) if self.engine.pads else tokens, len(chosen), seconds)
+        self.cost.observe(self._size(chosen), len(chosen), seconds)
         if self._cap is not None:
             self._cap *= _GROW
             if self._cap >= self._limits.tokens:
                 self._cap = None
         if self._observe is not None:
-            self._observe(len(chosen), tokens, seconds)
+            self._observe(len(chosen), sum([slot.tokens for slot in chosen]), seconds)
         for position in hop.not_finite:
             chosen[position].job.bad.append(chosen[position].index)
         previous: Job | None = None
@@ -365,62 +344,6 @@ class Batcher:
                 previous = job
             if not job.left and not job.dead:
                 if job.bad:
-                    _fail(job, NonFiniteOutput(sorted(job.bad)))
+                    job.fail(NonFiniteOutput(sorted(job.bad)))
                 else:
                     job.future.set_result(None)
-
-    # --- when a run fails ------------------------------------------------------------------------------
-
-    async def _recover(self, slots: Sequence[Slot], error: BaseException, tried: _Recovery) -> None:
-        """Find out which items are to blame, and let the others have their answers."""
-        slots = [slot for slot in slots if not slot.job.dead]
-        if not slots or self._dead is not None:
-            return
-        if isinstance(error, OutOfMemory):
-            await self._recover_memory(slots, error, tried)
-            return
-        parts: dict[Job, list[Slot]] = {}
-        for slot in slots:
-            parts.setdefault(slot.job, []).append(slot)
-        if len(parts) == 1:
-            _fail(slots[0].job, error)
-            return
-        for part in parts.values():
-            await self._try(part, tried, alone=True)
-
-    async def _recover_memory(self, slots: Sequence[Slot], error: OutOfMemory, tried: _Recovery) -> None:
-        longest = max(slot.tokens for slot in slots)
-        if len(slots) > 1:
-            self._cap = max(1.0, len(slots) * longest / 2)
-            middle = len(slots) // 2
-            await self._try(slots[:middle], tried)
-            await self._try(slots[middle:], tried)
-        elif self._make_room is not None and not tried.asked_for_room:
-            tried.asked_for_room = True
-            wanted = (error.needed or 0) - (error.free or 0)
-            # Outside the permit: those who have to leave may need it to finish what they are doing.
-            if await self._make_room(slots[0].job.lease, max(wanted, 1)):
-                await self._try(slots, tried)
-            else:
-                _fail(slots[0].job, error)
-        else:
-            _fail(slots[0].job, error)
-
-    async def _try(self, slots: Sequence[Slot], tried: _Recovery, *, alone: bool = False) -> None:
-        chosen = [slot for slot in slots if not slot.job.dead]
-        if not chosen or self._dead is not None:
-            return
-        lease = chosen[0].job.lease
-        async with lease.permit if lease is not None else nullcontext():
-            hop: Hop = await self._worker.submit(run_chosen, self.engine, Hop(chosen=chosen))
-        if hop.error is None:
-            self._settle(hop)
-        elif alone and not isinstance(hop.error, OutOfMemory):
-            _fail(chosen[0].job, hop.error)
-        else:
-            await self._recover(chosen, hop.error, tried)
-
-
-def _fail(job: Job, error: BaseException) -> None:
-    if not job.future.done():
-        job.future.set_exception(translate(error, "the engine"))

@@ -20,7 +20,7 @@ from sie_core.errors import (
     Unsupported,
 )
 from sie_core.residency.worker import Worker
-from sie_core.serving._hop import translate
+from sie_core.serving._job import translate
 from sie_core.serving._lane import Lane, Place
 from sie_core.serving.batcher import Batcher, BatchLimits
 from sie_core.telemetry import Telemetry
