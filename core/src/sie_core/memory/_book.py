@@ -221,7 +221,13 @@ class Book:
         record = self._owners.get(victim)
         if record is not None and lien in record.debts:
             record.debts.remove(lien)
+        self._share_anew(lien)
+
+    def _share_anew(self, lien: Lien) -> None:
+        """What nobody owes any more, the other victims owe as far as they hold it."""
         self._trim_bonus(lien)
+        if lien.unbacked > 0:
+            self._allocate(lien, tuple(lien.owed))
 
     def _strike(self, lien: Lien) -> None:
         """The lien is paid, or its plan cancelled."""
@@ -241,14 +247,14 @@ class Book:
             self._strike(lien)
 
     def _trim(self, owner: str) -> None:
-        """Nobody owes more than it holds: what shrank without paying (a deficit took it) is owed by nobody now."""
+        """Nobody owes more than it holds: what shrank without paying (a deficit took it) is another's to owe."""
         record = self._owners.get(owner)
         for lien in reversed(record.debts) if record is not None else ():
             assert record is not None
             over = self._owed(record, lien.account) - record.base.get(lien.account.name, 0)
             if over > 0:
                 lien.owed[owner] -= min(over, lien.owed[owner])
-            self._trim_bonus(lien)
+            self._share_anew(lien)
 
     @staticmethod
     def _trim_bonus(lien: Lien) -> None:

@@ -74,7 +74,8 @@ class Ledger(Reading):
             return
         level.used = used
         weight = level.weight
-        least = max(0, used - weight.settled - weight.transit)
+        # What a plan still waits for it can't have taken.
+        least = max(0, used - weight.settled - max(0, weight.transit - level.unpaid))
         most = max(0, used - weight.settled - weight.transit_known)
         if least > level.foreign:
             level.foreign = least
@@ -87,7 +88,8 @@ class Ledger(Reading):
         level = self._account(account)
         weight = level.weight
         level.used = max(0, level.total - available)
-        most = min(level.nominal, available + weight.settled + weight.transit - level.reserve)
+        transit = max(0, weight.transit - level.unpaid)
+        most = min(level.nominal, available + weight.settled + transit - level.reserve)
         least = min(level.nominal, available + weight.settled + weight.transit_known - level.reserve)
         level.floating = min(level.capacity, most)
         if least > level.floating and not level.transitions:
@@ -157,7 +159,7 @@ class Ledger(Reading):
             self._refresh_pool(group)
         self._balance()
         for lien in self._liens():
-            self._trim_bonus(lien)
+            self._share_anew(lien)
 
     def settle(self, owner: str) -> None:
         """The load or wake is over: what the owner's claims don't hold by now counts as headroom, not as on its way."""
