@@ -156,7 +156,8 @@ class Measured(Telemetry):
         self.host_cache_lookup(model, hit=False)
 
     def evicted(self, model: str, reason: str) -> None:
-        kind = reason.partition(" for ")[0]  # for whom is in the decision ring: names of models would multiply the series
+        # Not for whom: names of models would multiply the series, and the decision ring has them.
+        kind = reason.partition(" for ")[0]
         if kind not in self._reasons:
             if len(self._reasons) >= _MAX_REASONS:
                 kind = "other"
