@@ -86,6 +86,18 @@ def test_the_processs_own_figure_is_not_foreign() -> None:
     ledger.check()
 
 
+def test_without_that_figure_the_context_is_known_to_be_taken() -> None:
+    ledger = opened()
+    ledger.book("a", pooled(20, headroom=8))
+    ledger.realise("a", "gpu", 20)
+    ledger.settle("a")
+    ledger.observe("gpu", 30)
+    assert ledger.accounts()[0].foreign == 0
+    ledger.observe("gpu", 35)
+    assert ledger.accounts()[0].foreign == 5, "headroom is never taken for granted"
+    ledger.check()
+
+
 def test_a_parked_member_needs_no_headroom() -> None:
     ledger = opened()
     ledger.book("a", pooled(20, headroom=9))
