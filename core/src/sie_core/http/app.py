@@ -89,6 +89,8 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self.starlette
+        if scope.get("root_path"):
+            _forget_root(scope)
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -131,6 +133,14 @@ class Application:
             await _refuse(error, scope, receive, send)
             return
         await self._router(scope, receive, send)
+
+
+def _forget_root(scope: Scope) -> None:
+    """Behind a prefix the path starts with it: keys, dialects and routes shall all see the path without."""
+    root = scope["root_path"].rstrip("/")
+    if scope["path"].startswith(root + "/"):
+        scope["path"] = scope["path"][len(root) :]
+    scope["root_path"] = ""
 
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
