@@ -21,6 +21,7 @@ DTYPES: Final = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 ENCODINGS: Final = ("float", "base64")
 _PARAMS: Final = ("output_types", "output_dtype", "instruction", "is_query", "dimensions", "truncate", "options")
 _OTHER_INPUTS: Final = ("audio", "video", "document", "multivector")
+_PLAIN: Final = EncodeParams()
 _ID_BYTES: Final = 4
 _SHOWN: Final = 80
 _MAX_ID: Final = 2**31
@@ -58,7 +59,7 @@ def parse_encode(body: Mapping[Any, Any], limits: Limits) -> EncodeRequest:
     items = tuple(_native_item(index, value, limits) for index, value in enumerate(raw))
     params = body.get("params")
     if params is None:
-        return EncodeRequest(items, EncodeParams())
+        return EncodeRequest(items, _PLAIN)
     return _native_params(items, _mapping(params, "params"))
 
 
@@ -167,10 +168,10 @@ def parse_embeddings(body: Mapping[Any, Any], limits: Limits) -> EmbeddingsReque
             supported=ENCODINGS,
             param="encoding_format",
         )
-    params = EncodeParams(
-        dimensions=_dimensions(body.get("dimensions")),
-        truncate=_optional(body.get("truncate"), bool, "truncate", "true or false"),
-    )
+    dimensions = _dimensions(body.get("dimensions"))
+    truncate = _optional(body.get("truncate"), bool, "truncate", "true or false")
+    plain = dimensions is None and truncate is None
+    params = _PLAIN if plain else EncodeParams(dimensions=dimensions, truncate=truncate)
     return EmbeddingsRequest(model, _openai_items(body.get("input"), limits), params, encoding == "base64")
 
 

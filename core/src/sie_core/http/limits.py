@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +10,7 @@ from attrs import frozen
 
 from sie_core.errors import BodyTooLarge, InvalidInput
 from sie_core.http.errors import HttpError
-from sie_core.http.exchange import ClientGone, Exchange
+from sie_core.http.exchange import BodyDeadline, ClientGone, Exchange
 
 __all__ = ["Limits", "decode", "read_body", "read_object"]
 
@@ -43,7 +42,7 @@ async def read_body(exchange: Exchange, limits: Limits) -> bytes:
     if declared.isdigit() and int(declared[:20]) > limits.body_bytes:
         raise _too_large(limits, int(declared[:20]))
     try:
-        async with asyncio.timeout(limits.body_s):
+        with BodyDeadline(exchange):
             return await _receive(exchange, limits)
     except TimeoutError:
         message = f"the request's body did not arrive within {limits.body_s:g} s"
