@@ -265,6 +265,20 @@ def test_the_thread_setting_reaches_the_frameworks(serve: Any, distribution: Cal
     output.wait_for(r"^THREADS 3$")
 
 
+def test_a_model_that_never_fits_fails_at_once_and_evicts_nobody(serve: Any) -> None:
+    # Scenario 2.
+    big = "{name: big, adapter: fake, options: {weights_bytes: 1000000000}}"
+    _, output = serve(f"models: [{{name: small, adapter: fake}}, {big}]\n", "--emulate-device", "128MiB")
+    url = output.url()
+    assert encode(url, "small").status_code == 200
+    reply = encode(url, "big")
+    assert reply.status_code == 502
+    assert reply.headers["x-should-retry"] == "false"
+    assert "retry-after" not in reply.headers
+    assert re.search(r"953\.7 MiB.*128\.0 MiB", reply.json()["detail"]["message"])
+    assert residencies(url) == {"small": "resident", "big": "failed"}
+
+
 # --- changing the configuration --------------------------------------------------------------------
 
 BEFORE = """\
