@@ -64,7 +64,6 @@ class EmulatedDevice:
         self.description = f"emulated accelerator, {format_bytes(self._total)} of RAM"
         self._lock = threading.Lock()
         self._live = 0
-        self._cached = 0
         self._closed = False
         self._cache: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
         """Freed blocks by size; the size that was used longest ago first."""
@@ -111,7 +110,7 @@ class EmulatedDevice:
         with self._lock:
             self._closed = True
             self._cache.clear()
-            self._cached = self._reserve = 0
+            self._reserve = 0
             self._reserve_map.close()
 
     # --- inside, under the lock --------------------------------------------------------------------
@@ -136,7 +135,6 @@ class EmulatedDevice:
                 return
             self._cache.setdefault(size, []).append(block)
             self._cache.move_to_end(size)
-            self._cached += size
 
     def _pop_cached(self, size: int) -> mmap.mmap | None:
         blocks = self._cache.get(size)
@@ -145,7 +143,6 @@ class EmulatedDevice:
         block = blocks.pop()
         if not blocks:
             del self._cache[size]
-        self._cached -= size
         return block
 
     def _make_way(self, size: int) -> None:
