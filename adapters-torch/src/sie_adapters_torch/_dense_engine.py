@@ -44,7 +44,7 @@ from sie_adapters_torch.dense import capabilities_of
 __all__ = ["DenseEngine", "load_dense"]
 
 # Measured with MiniLM on two cores; all three are flat around these values.
-_CPU_CHUNK = 1024  # tokens: larger chunks gain nothing more, smaller ones starve the matrix products
+_CPU_CHUNK = 512  # tokens: larger chunks gain nothing more, smaller ones starve the matrix products
 _CPU_OVERHEAD = 32  # tokens' worth of time that one more padded batch costs
 _GPU_OVERHEAD = 4096
 
