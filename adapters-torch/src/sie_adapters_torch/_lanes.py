@@ -15,18 +15,24 @@ import torch
 
 __all__ = ["Lanes"]
 
+# Asked once, before anybody sets it: it is one figure for all threads that start later.
+_DEFAULT_THREADS = torch.get_num_threads()
+
 
 class Lanes:
-    """Up to ``threads`` CPU threads, for one batch at a time. The calling thread is one of them."""
+    """Up to ``threads`` CPU threads (default: as many as torch takes), for one batch at a time.
 
-    def __init__(self, threads: int, name: str) -> None:
-        self.threads = threads
+    The calling thread is one of them.
+    """
+
+    def __init__(self, name: str, threads: int | None = None) -> None:
+        self.threads = threads or _DEFAULT_THREADS
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
-    def run(self, parts: Sequence[Callable[[], None]]) -> None:
+    def run(self, parts: Sequence[Callable[[], None]], *, side_by_side: bool) -> None:
         """Run all parts, and return when all have ended. Raises one of their errors."""
-        width = min(self.threads, len(parts))
+        width = min(self.threads, len(parts)) if side_by_side else 1
         waiting = deque(parts)
         if width < 2:
             return _drain(waiting, self.threads)

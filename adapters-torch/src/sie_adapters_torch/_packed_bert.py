@@ -53,8 +53,8 @@ class PackedBert:
     def groups(self, lengths: Sequence[int], limit: int, lanes: int) -> list[range]:
         tokens = sum(lengths)
         count = -(-tokens // min(limit, self._chunk))
-        if lanes > 1 and tokens >= lanes * _WORTH_A_LANE:
-            count = -(-count // lanes) * lanes
+        lanes = max(1, min(lanes, tokens // _WORTH_A_LANE))
+        count = -(-count // lanes) * lanes
         return cut_evenly(lengths, count)
 
     def hidden(self, batch: Packed) -> torch.Tensor:
