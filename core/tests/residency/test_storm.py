@@ -6,15 +6,17 @@ The ledger's invariants are checked after every change of a residency; every req
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 
 import attrs
 import pytest
 from house import MIB, House, close, fake, house, play
-from sie_core import ModelSpec, SieError
+from sie_core import DeviceOutOfMemory, ModelSpec, SieError
+from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
 
-SEEDS = range(60)
+SEEDS = range(int(os.environ.get("SIE_STORM_SEEDS", "60")))
 
 
 def models(order: random.Random) -> list[ModelSpec]:
@@ -31,8 +33,14 @@ def models(order: random.Random) -> list[ModelSpec]:
             oom_at_load=order.choice([0, 0, 0, 1, 2]),
             fail_load=order.choice([None, None, None, "EngineStartError", "ValueError"]),
             fail_load_times=1,
+            offload_s=order.choice([0.0, 0.05, 1.0]),
+            restore_s=order.choice([0.0, 0.05, 1.0]),
+            backup=order.random() < 0.3,
+            freed=order.choice([1.0, 1.0, 1.0, 0.5]),
+            decline=order.choice([None, None, None, "no"]),
+            corrupt_restore=order.random() < 0.1,
             realised=order.choice([1.0, 1.0, 0.9, None]),
-            pinned=order.random() < 0.1,
+            pinned=number == 0 and order.random() < 0.3,
         )
         for number in range(6)
     ]
@@ -55,7 +63,7 @@ async def operator(built: House, order: random.Random) -> None:
     for _ in range(20):
         await asyncio.sleep(order.random() * 2)
         name = f"m{order.randrange(6)}"
-        act = order.randrange(6)
+        act = order.randrange(7)
         try:
             if act == 0:
                 await built.registry.unload(name, force=order.random() < 0.5, wait_s=40)
@@ -73,7 +81,16 @@ async def operator(built: House, order: random.Random) -> None:
                 room = device.size - built.held(device.name)
                 device.foreign = min(order.choice([0, 0, 10, 20]) * MIB, max(0, room))
             elif act == 4:
-                FaultPoints.of(name).fail("close", RuntimeError("close failed"), times=1)
+                point = order.choice(["close", "offload", "restore", "restore"])
+                error = order.choice([RuntimeError("failed"), DeviceOutOfMemory("full", account="emulated:0")])
+                FaultPoints.of(name).fail(point, error, times=1)
+            elif act == 5:
+                await built.registry.park(name, wait_s=40)
+            elif act == 6:
+                lease = built.registry.try_acquire(name)
+                if lease is not None:
+                    lease.release()
+                    lease.engine.die("killed")  # type: ignore[attr-defined]
         except SieError:
             pass
 
@@ -83,7 +100,8 @@ def test_storm(seed: int) -> None:
     async def scene() -> None:
         order = random.Random(seed)
         devices = {"emulated:0": 128 * MIB} if seed % 2 else {"emulated:0": 128 * MIB, "emulated:1": 100 * MIB}
-        built = house(*models(order), devices=devices)
+        tier = RegistrySettings(host_cache_bytes=order.choice([0, 60, 150, 1000]) * MIB)
+        built = house(*models(order), devices=devices, settings=tier)
         await built.registry.start()
         outcomes: list[str] = []
         boss = asyncio.create_task(operator(built, order))
@@ -98,7 +116,8 @@ def test_storm(seed: int) -> None:
             await close(built)
         results = await asyncio.wait_for(asyncio.gather(*tasks, boss, return_exceptions=True), 600)
         assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
-        assert "served" in outcomes
+        cancelled = sum(isinstance(result, asyncio.CancelledError) for result in results[:-1])
+        assert len(outcomes) >= len(tasks) - cancelled
         await close(built)
 
     play(scene, seed=seed)

@@ -24,6 +24,7 @@ class PretendDevice:
     size: int
     house: House | None = None
     foreign: int = 0
+    measured: Callable[[], int] | None = None
     kind: str = "emulated"
     description: str = "pretend"
 
@@ -31,6 +32,8 @@ class PretendDevice:
         return self.size
 
     def used(self) -> int | None:
+        if self.measured is not None:
+            return self.measured()
         return self.foreign + (self.house.held(self.name) if self.house is not None else 0)
 
     def allocate(self, nbytes: int) -> Any:
@@ -47,7 +50,14 @@ class House:
     peak: dict[str, int] = attrs.field(factory=dict)
 
     def held(self, account: str) -> int:
-        return sum(c.realised or 0 for c in self.ledger.claims() if c.account == account)
+        """What the engines hold there, as they say themselves; one that can't say holds what it asked for."""
+        total = 0
+        for record in self.registry._roster.records.values():
+            if record.seat is not None:
+                report: Any = record.seat.engine.memory()
+                held = report.devices.get(account, 0)
+                total += record.spec.options.weights_bytes if held is None else held
+        return total
 
     def state(self, name: str) -> Residency:
         return self.registry.status(name).residency

@@ -15,9 +15,9 @@ from sie_core.adapter import AdmissionReserve, Grant
 from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
 from sie_core.hookspecs import VictimCandidate
 from sie_core.residency.eviction import choose
-from sie_core.residency.placement import Placement, grant_for, places
+from sie_core.residency.placement import Placement, grant_for, places, regrant
 from sie_core.residency.record import Drain, Record
-from sie_core.residency.roster import Roster, log
+from sie_core.residency.roster import HOST, Roster, log
 from sie_core.types import Residency
 from sie_core.units import format_bytes
 
@@ -56,6 +56,7 @@ class Needer:
     purpose: str = "engine"
     at_least: int = 0
     cause: SieError | None = None
+    wake: bool = False
     plan: Plan | None = None
     refused: set[str] = field(factory=set)
 
@@ -65,10 +66,9 @@ class Needer:
         return self.at if oldest is None else min(self.at, oldest)
 
     @property
-    def patience_until(self) -> float:
-        """When its oldest waiter leaves."""
-        tickets = self.record.tickets
-        return next(iter(tickets)).deadline if tickets else float("inf")
+    def owner(self) -> str | None:
+        """For the ledger: a parked engine's needs replace what it still holds."""
+        return self.record.name if self.wake else None
 
 
 class Admission:
@@ -82,6 +82,7 @@ class Admission:
         self.drain: Callable[[Record, Drain], None]
         self.undrain: Callable[[Record, str], None]
         self.evict: Callable[[Record, str], None]
+        self.parkable: Callable[[Record], bool] = lambda record: False
 
     # --- the front door ----------------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class Admission:
         purpose: str = "engine",
         at_least: int = 0,
         cause: SieError | None = None,
+        wake: bool = False,
     ) -> Placed:
         """Wait until the bytes are booked and really free.
 
@@ -103,7 +105,7 @@ class Admission:
             TransitionCancelled: withdrawn.
         """
         future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        needer = Needer(record, reserve, future, self._roster.now(), purpose, at_least, cause)
+        needer = Needer(record, reserve, future, self._roster.now(), purpose, at_least, cause, wake)
         self._waiting.append(needer)
         self.pump()
         try:
@@ -122,6 +124,10 @@ class Admission:
     def holds(self, record: Record, plan: Plan) -> bool:
         """Whether ``plan`` is made for this model."""
         return any(needer.plan is plan for needer in self._of(record))
+
+    def waits(self, record: Record) -> bool:
+        """Whether the model still waits for its bytes, so that calling it off costs nothing."""
+        return bool(self._of(record)) or (record.state is Residency.QUEUED)
 
     @property
     def busy(self) -> bool:
@@ -167,7 +173,7 @@ class Admission:
         plan.committed = True
         for name in plan.victims:
             victim = self._roster.records.get(name)
-            if victim is not None and victim.state is Residency.DRAINING:
+            if victim is not None and victim.state in (Residency.DRAINING, Residency.PARKED):
                 self.evict(victim, "memory pressure")
             else:
                 plan.owing.discard(name)  # gone on its own: it crashed
@@ -195,6 +201,16 @@ class Admission:
             if not missing:
                 self.refused(record, plan, "a request came for it and idle models can pay instead")
                 return
+
+    def fits_elsewhere(self, record: Record) -> bool:
+        """Whether a cold load could get room on other devices than the ones it has, evicting whom it may."""
+        if record.reserve is None:
+            return False
+        movable = frozenset(name for name, other in self._roster.records.items() if not other.spec.pinned)
+        return any(
+            place.devices != record.devices and not self._roster.ledger.shortfall(place.all_needs, without=movable)
+            for place in places(self._roster, record, record.reserve)
+        )
 
     def gone(self, record: Record) -> None:
         """A model has given its bytes back."""
@@ -226,9 +242,16 @@ class Admission:
     def _cancel_plan(self, needer: Needer, reason: str) -> None:
         plan, needer.plan = needer.plan, None
         if plan is not None:
-            self._roster.ledger.release(needer.record.name, purpose=needer.purpose)
-            self._roster.ledger.release(needer.record.name, purpose="load_staging")
+            self._unbook(needer)
             self._let_off(plan, reason)
+
+    def _unbook(self, needer: Needer) -> None:
+        ledger, record = self._roster.ledger, needer.record
+        if needer.wake:
+            ledger.retain(record.name, record.retained)
+        else:
+            ledger.release(record.name, purpose=needer.purpose)
+            ledger.release(record.name, purpose="load_staging")
 
     def _forget(self, needer: Needer, reason: str) -> None:
         if needer in self._waiting:
@@ -262,7 +285,9 @@ class Admission:
         for place in ways:
             if held_back.intersection(place.devices) or self._window(needer, place):
                 continue
-            victims = choose(roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least)
+            victims = choose(
+                roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least, owner=needer.owner
+            )
             if victims is None:
                 continue
             cost = self._cost(place, victims)
@@ -285,6 +310,8 @@ class Admission:
     def _ways(self, needer: Needer) -> list[Placement] | None:
         """The placements that an empty machine could take; ``None`` after the needer was failed."""
         roster, record = self._roster, needer.record
+        if needer.wake:
+            return [Placement(record.devices, record.booked)]
         ways = places(roster, record, needer.reserve)
         if not ways:
             there = ", ".join(roster.devices)
@@ -309,8 +336,10 @@ class Admission:
         if needer.at_least and not self._others(needer, ways):
             self._fail(needer, needer.cause or ResourceExhausted("nothing is left to evict", retry_after_s=5.0))
             return True
-        movable = frozenset(name for name, other in roster.records.items() if not other.spec.pinned)
-        missing = [roster.ledger.shortfall(place.all_needs, without=movable) for place in ways]
+        movable = frozenset(
+            name for name, other in roster.records.items() if not other.spec.pinned and other is not record
+        )
+        missing = [roster.ledger.shortfall(place.all_needs, without=movable, owner=needer.owner) for place in ways]
         if not all(missing):
             return False
         account, short = next(iter(missing[0].items()))
@@ -345,14 +374,18 @@ class Admission:
 
     def _book(self, needer: Needer, place: Placement, victims: tuple[str, ...]) -> None:
         roster, record = self._roster, needer.record
-        needs, grant = grant_for(roster, place, needer.reserve)
-        needed = sum(roster.ledger.shortfall(place.all_needs).values())
+        if needer.wake:
+            needs, grant = place.needs, regrant(roster, place)
+        else:
+            needs, grant = grant_for(roster, place, needer.reserve)
+        needed = sum(roster.ledger.shortfall(place.all_needs, owner=needer.owner).values())
         roster.ledger.book(record.name, needs, purpose=needer.purpose, victims=victims)
         if place.staging:
             roster.ledger.book(record.name, place.staging, purpose="load_staging", victims=victims)
         placed = Placed(place.devices, grant)
         if needer.purpose == "engine":
             record.devices = place.devices
+            record.booked = tuple(need for need in needs if need.account != HOST)
         if not victims:
             self._grant(needer, placed)
             return
@@ -386,6 +419,10 @@ class Admission:
                     else:
                         yield name
             yield from busy
+            # Parked engines that hold on to device memory (a context) go when nothing resident can pay.
+            for name, record in roster.records.items():
+                if record.state is Residency.PARKED and record.retained and not record.tickets and record.drain is None:
+                    yield name
 
         if roster.plugins.implements("choose_victims"):
             return iter(self._ask(list(in_order()), needer))
@@ -420,7 +457,7 @@ class Admission:
                 leases=self._leases(name),
                 idle_s=0.0 if self._leases(name) else now - roster.records[name].last_used,
                 load_s=roster.records[name].load_s,
-                can_park=False,
+                can_park=self.parkable(roster.records[name]),
             )
             for name in able
         ]

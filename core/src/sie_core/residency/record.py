@@ -10,8 +10,9 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from sie_core.adapter import AdmissionReserve, Engine, TransitionContext
+from sie_core.adapter import AdmissionReserve, Declined, Engine, TransitionContext
 from sie_core.errors import SieError
+from sie_core.memory.ledger import Need
 from sie_core.residency.failures import LoadFailure
 from sie_core.residency.worker import EngineWorker
 from sie_core.types import Capabilities, ModelSpec, Residency
@@ -33,10 +34,13 @@ class RegistrySettings:
     turn_s: float = 2.0
     """A resident model's guard against eviction yields once the oldest waiter elsewhere has waited this long."""
     run_permits: int = 1
+    offload_timeout_s: float = 120.0
     sample_s: float = 1.0
     load_retries: int = 3
     """How often a load that ran out of memory evicts one more model and tries again."""
     decisions: int = 512
+    host_cache_bytes: int = 0
+    """Budget of the host tier; 0: off, evicted models unload."""
 
 
 @frozen
@@ -57,6 +61,8 @@ class ModelStatus:
     retry_in_s: float | None
     capabilities: Capabilities | None
     load_s: float | None
+    park_s: float | None
+    wake_s: float | None
     progress: tuple[float, str] | None
     spec: ModelSpec
 
@@ -91,7 +97,13 @@ class Seat:
     first_turn: int = 0
     """Leases given to the tickets that were queued when the engine became resident, and not yet returned."""
     lost: asyncio.Future[Any] | None = None
-    events: Any = None
+    dead: str | None = None
+    """Why the engine is gone, if it said so."""
+    offload: int | Declined | None = None
+    """Host bytes that a park will take, as the engine's plugin said after the load; or why it can't park."""
+    baseline: bytes | None = None
+    """The first answer to the fixed input, for the wake check."""
+    wakes: int = 0
 
     def lose(self, error: SieError) -> None:
         """Tell everybody who holds a lease that the engine is gone."""
@@ -180,6 +192,8 @@ class Drain:
 
     reason: str
     plan: Any = None
+    park: bool = False
+    """An eviction: park if that is possible. Otherwise unload."""
     force: bool = False
     """At the deadline, end the requests that still run instead of giving up."""
     timer: asyncio.TimerHandle | None = None
@@ -206,6 +220,7 @@ class Record:
     retire: str | None = None
     """Unload as soon as the state allows, for this reason."""
     unload_waiters: list[asyncio.Future[None]] = field(factory=list)
+    park_waiters: list[asyncio.Future[None]] = field(factory=list)
     removed: bool = False
     blocked: str | None = None
     """Why the model waits for memory."""
@@ -215,8 +230,14 @@ class Record:
     resident_at: float = 0.0
     last_used: float = 0.0
     exempt_until: float = 0.0
-    cycle_s: float = 0.0
-    """Measured park + wake time, for the guard against thrashing."""
+    booked: tuple[Need, ...] = ()
+    """What was booked on the devices at the load; a wake books it again."""
+    retained: dict[str, int] = field(factory=dict)
+    """What the parked engine still holds, by account."""
+    resident_bytes: dict[str, int | None] = field(factory=dict)
+    """What it held before it was parked, by account."""
+    park_s: float | None = None
+    wake_s: float | None = None
     idle_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -226,6 +247,11 @@ class Record:
     @property
     def leases(self) -> int:
         return self.seat.leases if self.seat is not None else 0
+
+    @property
+    def cycle_s(self) -> float:
+        """Measured park + wake time, for the guard against thrashing; 0 until both were measured."""
+        return 0.0 if self.park_s is None or self.wake_s is None else self.park_s + self.wake_s
 
     @property
     def oldest_ticket(self) -> float | None:

@@ -7,7 +7,8 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sie_core.adapter import Adapter, Device
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HOST", "Observer", "Roster"]
 
 HOST = "host"
+GROWTH = "growth"
 _ARRIVING = frozenset({Residency.QUEUED, Residency.LOADING, Residency.WAKING})
 log = logging.getLogger("sie.residency")
 
@@ -33,6 +35,12 @@ class Observer(Protocol):
     def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None: ...
 
     def evicted(self, model: str, reason: str) -> None: ...
+
+    def parked(self, model: str, seconds: float, *, outcome: str) -> None: ...
+
+    def woken(self, model: str, seconds: float, *, outcome: str) -> None: ...
+
+    def host_cache_lookup(self, model: str, *, hit: bool) -> None: ...
 
 
 class Roster:
@@ -169,6 +177,24 @@ class Roster:
             for account, freed in held.items()
             if account != HOST
         )
+
+    @contextmanager
+    def moving_bytes(self, accounts: Iterable[str]) -> Iterator[None]:
+        """While a transition moves bytes, a fall of a device's used memory is not taken for foreign memory leaving."""
+        moved = tuple(accounts)
+        for account in moved:
+            self.ledger.begin_transition(account)
+        try:
+            yield
+        finally:
+            for account in moved:
+                self.ledger.end_transition(account)
+
+    def growths(self, model: str) -> list[str]:
+        """The purposes of the model's claims for bytes that it came to need after its load."""
+        return [
+            claim.purpose for claim in self.ledger.claims() if claim.owner == model and claim.purpose.startswith(GROWTH)
+        ]
 
     def permit_pool(self, account: str, pool: str | None) -> asyncio.Semaphore | None:
         """The run permits that engines of one pool share on one device."""
