@@ -132,7 +132,7 @@ def imports(session: nox.Session) -> None:
 @nox.session(python=PYTHONS, allow_parallel=True)
 def tests(session: nox.Session) -> None:
     """The core and the testing package, with no torch in sight."""
-    session.install("-e", "core", "-e", "plugins/testing", *PYTEST)
+    session.install("-e", "core[otlp]", "-e", "plugins/testing", *PYTEST)
     session.run("python", "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)")
     for package in TORCH_FREE:
         _pytest(session, f"{package}/tests")
@@ -152,9 +152,9 @@ def torch(session: nox.Session, transformers: str) -> None:
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def system(session: nox.Session) -> None:
-    """The command line and the server as processes, with the real model."""
+    """The command line and the server as processes, with the real model; what the benchmark rests on."""
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST)
-    _pytest(session, "tests/cli")
+    _pytest(session, "tests/cli", "tests/bench")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
@@ -186,7 +186,20 @@ def clients(session: nox.Session) -> None:
 
 
 @nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False)
+def infinity(session: nox.Session) -> None:
+    """The peer of the benchmark, in an environment of its own: it needs other versions than SIE."""
+    session.install("infinity-emb[torch,server]==0.0.77", "click<8.2")
+
+
+@nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False, requires=["infinity"])
 def bench(session: nox.Session) -> None:
     """Side by side with a peer and the raw model. `-- overhead` runs one measure, `-- --help` lists them."""
+    if not shutil.which("wrk"):
+        root = hasattr(os, "geteuid") and os.geteuid() == 0
+        if not (root and shutil.which("apt-get")):
+            session.error("the load comes from wrk, which is not installed: apt-get install wrk, or brew install wrk")
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run("apt-get", "install", "-y", "-qq", "wrk", external=True)
     _install_torch_stack(session, "-e", "plugins/testing")
-    session.run("python", "bench/run.py", *session.posargs)
+    peer = Path(session.virtualenv.location).parent / "infinity" / "bin" / "infinity_emb"
+    session.run("python", "bench/run.py", "--infinity", str(peer), *session.posargs)

@@ -41,7 +41,9 @@ def drive(server: Server, *, clients: int, seconds: float, texts_per_request: in
         if done.returncode or not result.exists():
             raise RuntimeError(f"wrk against {server.name}: {done.stdout}{done.stderr}")
         seen = json.loads(result.read_text(encoding="utf-8"))
-    if seen["errors"] or not seen["requests"]:
+    if not seen["requests"]:
+        raise RuntimeError(f"{server.name} finished no request in {seconds:.0f} s")
+    if seen["errors"]:
         raise RuntimeError(f"{server.name}: {seen['errors']} of {seen['requests']} requests failed")
     texts = seen["requests"] * texts_per_request
     return Load(

@@ -71,7 +71,8 @@ def save_tokenizer(folder: Path, *, specials: tuple[str, str] | tuple[()], limit
             special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
         )
     wrapper: Any = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        tokenizer_object=backend, model_input_names=["input_ids", "attention_mask"],
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
         **({"model_max_length": limit} if limit else {}),
     )  # fmt: skip
     wrapper.save_pretrained(str(folder))

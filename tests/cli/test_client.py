@@ -248,6 +248,28 @@ def test_an_output_that_can_not_be_written_is_said(fake_server: Any) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_closed_streams_and_a_poor_locale(fake_server: Any) -> None:
+    closed = subprocess.run(
+        ["sh", "-c", f'"{SCRIPT}" models --url {fake_server.url} >&- 2>&-'], capture_output=True, check=False
+    )
+    assert closed.returncode == 0
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    text = "ein Text, so lang, dass er gekürzt wird, und mit ł darin"
+    poor = subprocess.run(
+        [SCRIPT, "encode", "fast", text, "--url", fake_server.url], capture_output=True, env=env, check=False
+    )
+    assert poor.returncode == 0
+    assert b"\\u2026" in poor.stdout
+
+
+def test_an_argument_that_is_no_text_is_refused(fake_server: Any) -> None:
+    done = subprocess.run(
+        [SCRIPT, "encode", "fast", b"caf\xe9", "--url", fake_server.url], capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert b"no valid Unicode" in done.stderr
+
+
 @pytest.mark.parametrize(("extra", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colours_on_a_terminal_unless_unwanted(fake_server: Any, extra: dict[str, str], coloured: bool) -> None:
     main, terminal = pty.openpty()

@@ -146,16 +146,3 @@ def test_a_request_while_another_model_loads_waits_its_turn(start_server: Callab
     for status in watch.seen:
         assert len(_on_device(status)) <= 1
     assert not re.search(r"loading -> (draining|unloading)", server.output())
-
-
-def test_a_model_that_never_fits_fails_at_once_and_evicts_nobody(start_server: Callable[..., Any]) -> None:
-    # Scenario 2.
-    big = "  - {name: big, adapter: fake, options: {weights_bytes: 1000000000}}\n"
-    server = start_server(THREE + big, "--emulate-device", "128MiB")
-    embed(server.url, "english", "in the way")
-    reply = httpx.post(f"{server.url}/v1/embeddings", json={"model": "big", "input": "x"}, timeout=60)
-    assert reply.status_code == 502
-    assert reply.headers["x-should-retry"] == "false"
-    assert "retry-after" not in reply.headers
-    assert re.search(r"953\.7 MiB.*128\.0 MiB", reply.json()["error"]["message"])
-    assert _resident(httpx.get(f"{server.url}/v1/status").json()) == ["english"]

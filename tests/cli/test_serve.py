@@ -166,8 +166,6 @@ def test_a_given_port_that_is_taken_is_refused_before_anything_loads(sie: Sie, t
         assert f"port {port} on 127.0.0.1 is taken" in done.stderr
         assert "--port" in done.stderr
         assert "loading" not in done.stderr
-        in_file = sie("serve", "--port", port, "--json", cwd=tmp_path)
-        assert in_file.returncode == 2
 
 
 def test_without_a_port_another_one_is_taken_when_8080_is(launch: Any, tmp_path: Path) -> None:
@@ -265,6 +263,20 @@ def test_the_thread_setting_reaches_the_frameworks(serve: Any, distribution: Cal
         "models: [{name: a, adapter: fake, pinned: true}]\n", "--threads", 3, env=distribution("spying", SPY)
     )
     output.wait_for(r"^THREADS 3$")
+
+
+def test_a_model_that_never_fits_fails_at_once_and_evicts_nobody(serve: Any) -> None:
+    # Scenario 2.
+    big = "{name: big, adapter: fake, options: {weights_bytes: 1000000000}}"
+    _, output = serve(f"models: [{{name: small, adapter: fake}}, {big}]\n", "--emulate-device", "128MiB")
+    url = output.url()
+    assert encode(url, "small").status_code == 200
+    reply = encode(url, "big")
+    assert reply.status_code == 502
+    assert reply.headers["x-should-retry"] == "false"
+    assert "retry-after" not in reply.headers
+    assert re.search(r"953\.7 MiB.*128\.0 MiB", reply.json()["detail"]["message"])
+    assert residencies(url) == {"small": "resident", "big": "failed"}
 
 
 # --- changing the configuration --------------------------------------------------------------------

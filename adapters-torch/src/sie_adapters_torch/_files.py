@@ -118,8 +118,9 @@ def read_model(folder: Path, options: LoadOptions) -> ModelFiles:
     config = _read_object(folder / "config.json")
     if config is None:
         raise ModelSourceInvalid(f"{folder} holds no config.json: it is no transformers model")
-    if "auto_map" in config and not options.trust_remote_code and not config.get("model_type"):
-        raise UnsafeSource(f"{folder} comes with its own Python code; set trust_remote_code: true to run it")
+    if not isinstance(config.get("model_type"), str):
+        # Some releases of transformers would then guess from the folder's name.
+        raise ModelSourceInvalid(f"{folder / 'config.json'} names no model_type")
     weights, pickled = _weights(folder)
     if pickled and not options.allow_pickle:
         raise UnsafeSource(

@@ -65,22 +65,36 @@ class PackedBert:
             position_ids=positions[None],
         )
         hidden: torch.Tensor = embedded[0]
-        runs = [(length, len(list(same))) for length, same in groupby(batch.lengths)]
+        attention = _PackedAttention(hidden, batch.lengths, self._heads)
         for layer in self._model.encoder.layer:
-            attended = layer.attention.output(self._attend(layer.attention.self, hidden, runs), hidden)
+            attended = layer.attention.output(attention(layer.attention.self, hidden), hidden)
             hidden = layer.output(layer.intermediate(attended), attended)
         return hidden
 
-    def _attend(self, attention: Any, hidden: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-        width = hidden.shape[1]
-        projected = [part(hidden) for part in (attention.query, attention.key, attention.value)]
-        result = torch.empty_like(hidden)
+
+class _PackedAttention:
+    """Self-attention over packed rows; texts of one length are a batch of their own, so nothing is masked.
+
+    Query, key, value and result of all layers go through the same memory, so that the views of each batch into it are
+    made once: with dozens of lengths, making them in every layer would cost more than the attention.
+    """
+
+    def __init__(self, like: torch.Tensor, lengths: Sequence[int], heads: int) -> None:
+        width = like.shape[1]
+        self._inputs = [torch.empty_like(like) for _ in range(3)]
+        self._result = torch.empty_like(like)
+        self._batches = []
         start = 0
-        for length, count in runs:
-            end = start + length * count
-            shape = (count, length, self._heads, width // self._heads)
-            query, key, value = (part[start:end].view(shape).transpose(1, 2) for part in projected)
-            attended = scaled_dot_product_attention(query, key, value)
-            result[start:end].view(shape).copy_(attended.transpose(1, 2))
-            start = end
-        return result
+        for length, same in groupby(lengths):
+            count = len(list(same))
+            rows, shape = slice(start, start + length * count), (count, length, heads, width // heads)
+            views = [whole[rows].view(shape).transpose(1, 2) for whole in (*self._inputs, self._result)]
+            self._batches.append(views)
+            start = rows.stop
+
+    def __call__(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        for part, whole in zip((layer.query, layer.key, layer.value), self._inputs, strict=True):
+            torch.addmm(part.bias, hidden, part.weight.t(), out=whole)
+        for query, key, value, result in self._batches:
+            result.copy_(scaled_dot_product_attention(query, key, value))
+        return self._result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from sie_core import ConfigError
 from sie_core.config import ServerConfig
@@ -76,6 +77,19 @@ async def test_a_refused_client_does_not_reach_the_body(served: Start) -> None:
     async with served(api_keys=KEYS, max_body_bytes=1024) as s:
         response = await s.embed(input="x" * 5000)
     assert response.status_code == 401
+
+
+@pytest.mark.parametrize("root", ["/prefix", "/prefix/", "/v1"])
+async def test_a_prefix_does_not_open_the_admin_routes(served: Start, root: str) -> None:
+    headers = {"authorization": "Bearer in-key"}
+    async with served(api_keys=KEYS) as s:
+        transport = httpx.ASGITransport(s.app, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://sie") as behind:
+            path = root.rstrip("/") + "/v1/admin/decisions"
+            forbidden = await behind.get(path, headers=headers)
+            allowed = await behind.get(path, headers={"authorization": "Bearer root-key"})
+            models = await behind.get(root.rstrip("/") + "/v1/models", headers=headers)
+    assert [forbidden.status_code, allowed.status_code, models.status_code] == [403, 200, 200]
 
 
 async def test_without_keys_everything_is_allowed(served: Start) -> None:

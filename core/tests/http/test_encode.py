@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from sie_core import EncodeParams
+from sie_core import EncodeOutput, EncodeParams, Item
+from sie_core.http.vectors import native_items, openai_data
 from sie_testing import expected_vector
 from website import Start
 
@@ -140,6 +142,24 @@ async def test_dtypes(served: Start, dtype: str) -> None:
         cosine = float(centred @ vector / np.linalg.norm(centred) / np.linalg.norm(vector))
         assert values.dtype == np.dtype(dtype)
         assert cosine > 0.999
+
+
+@pytest.mark.parametrize("dialect", ["native", "openai"])
+async def test_a_large_answer_is_written_in_many_turns_of_the_loop(dialect: str) -> None:
+    texts = [f"text {number}" for number in range(2048)]
+    outputs = [EncodeOutput(2, dense=expected_vector(text, 384)) for text in texts]
+    items = [Item(text=text) for text in texts]
+    native = native_items(items, outputs, ("dense",), "float32", msgpack=False)
+    writing = asyncio.create_task(native if dialect == "native" else openai_data(outputs, as_base64=False))
+    if dialect == "openai":
+        native.close()
+    turns = 0
+    while not writing.done():
+        turns += 1
+        await asyncio.sleep(0)
+    numbers = 2048 * 384
+    assert turns >= numbers / 20_000
+    assert await writing
 
 
 BAD: list[tuple[dict[str, Any], str, int | None]] = [

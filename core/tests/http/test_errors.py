@@ -146,6 +146,22 @@ def test_the_inside_is_logged_and_not_told(error: Exception, caplog: pytest.LogC
     assert number in caplog.text
 
 
+@pytest.mark.parametrize("msgpack", [False, True])
+def test_texts_that_are_no_unicode_are_told_as_far_as_they_are(msgpack: bool) -> None:
+    error = ModelLoadFailed("m\udcff", error_class="X", reason="no file \udc80.bin", permanent=True, attempts=1)
+    reply = render(error, Dialect.NATIVE, msgpack=msgpack)
+    decode = msgspec.msgpack.decode if msgpack else msgspec.json.decode
+    assert decode(reply.body)["detail"]["message"].endswith("no file ?.bin")
+
+
+def test_what_an_engine_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    error = InferenceError("the engine failed")
+    error.__cause__ = RuntimeError("illegal memory access")
+    with caplog.at_level(logging.ERROR):
+        render(error, Dialect.NATIVE)
+    assert "illegal memory access" in caplog.text
+
+
 async def test_msgpack_clients_get_msgpack_errors(served: Start) -> None:
     headers = {"accept": "application/msgpack", "content-type": "application/msgpack"}
     async with served() as s:
@@ -251,9 +267,9 @@ async def test_a_model_that_takes_long_to_load_is_a_503(served: Start) -> None:
     assert after.status_code == 200
 
 
-async def test_an_engine_that_breaks_is_a_500_that_names_no_inside(served: Start) -> None:
+async def test_an_engine_that_breaks_is_a_500_and_the_next_request_is_served(served: Start) -> None:
     async with served() as s:
-        FaultPoints.of("mini").fail("run", RuntimeError("secret"), times=1)
+        FaultPoints.of("mini").fail("run", RuntimeError("out of luck"), times=1)
         broken = await s.embed()
         after = await s.embed()
     assert (broken.status_code, broken.json()["error"]["code"]) == (500, "INFERENCE_ERROR")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -63,6 +64,32 @@ async def test_five_megabytes_of_text_under_the_default_limits(served: Start) ->
     assert (response.status_code, response.json()["error"]["index"]) == (413, 1)
     assert fits.status_code == 200
     assert fits.json()["usage"]["prompt_tokens"] == 17
+
+
+async def test_a_list_of_too_many_token_ids_is_a_413(served: Start) -> None:
+    async with served(max_item_bytes=400) as s:
+        refused = await s.embed(input=[[1], [1] * 101])
+        fits = await s.embed(input=[[1], [1] * 100], truncate=True)
+    assert (refused.status_code, refused.json()["error"]["index"]) == (413, 1)
+    assert fits.status_code == 200
+
+
+async def test_absurd_names_and_values_are_refused_quickly_and_shown_in_short(served: Start) -> None:
+    absurd = "mini" * 500_000
+    began = time.monotonic()
+    async with served() as s:
+        answers = [
+            await s.embed(model=absurd),
+            await s.encode(absurd[:5000]),
+            await s.embed(encoding_format=absurd),
+            await s.encode(params={absurd: 1}),
+            await s.encode(params={"output_dtype": absurd}),
+            await s.encode(params={"output_types": [absurd]}),
+            await s.http.get("/v1/admin/decisions?limit=" + "9" * 5000),
+        ]
+    assert [answer.status_code for answer in answers] == [404, 404, 400, 400, 400, 400, 400]
+    assert max(len(answer.content) for answer in answers) < 2000
+    assert time.monotonic() - began < 5
 
 
 async def test_ten_thousand_texts_are_a_400_that_says_how_many_may_come(served: Start) -> None:

@@ -150,6 +150,12 @@ async def test_bad_options_of_admin_calls(served: Start, body: bytes) -> None:
     assert (response.status_code, response.json()["detail"]["code"]) == (400, "INVALID_INPUT")
 
 
+async def test_a_form_is_no_admin_call(served: Start) -> None:
+    async with served() as s:
+        response = await s.http.post("/v1/admin/models/mini/unload", data={"force": "true"})
+    assert response.status_code == 415
+
+
 async def test_decisions(served: Start) -> None:
     async with served() as s:
         await s.embed(model="huge")

@@ -306,6 +306,32 @@ def test_a_wake_that_is_cancelled_leaves_the_engine_parked(ledger: Ledger) -> No
     assert ledger.available("gpu") == 45
 
 
+def test_a_cancelled_wake_waits_for_nothing_even_when_others_took_its_bytes(ledger: Ledger) -> None:
+    resident(ledger, "a", 60)
+    ledger.retain("a", {"gpu": 5})
+    resident(ledger, "b", 40)
+    ledger.book("a", [Need("gpu", 60)], victims=["b"])
+    ledger.observe("gpu", 200)
+    ledger.retain("a", {"gpu": 5})
+    assert (ledger.lien("a"), ledger.owes("b"), state(ledger).liens) == ({}, {}, 0)
+
+
+def test_a_parked_engine_that_takes_more_again_is_an_overrun(ledger: Ledger) -> None:
+    resident(ledger, "a", 60)
+    ledger.retain("a", {"gpu": 5})
+    resident(ledger, "b", 85)
+    ledger.retain("a", {"gpu": 8})
+    assert (ledger.deficit("gpu"), ledger.holding("a"), state(ledger).deficit) == (3, {"gpu": 8}, 3)
+
+
+def test_an_engine_cant_keep_what_it_was_never_given(ledger: Ledger) -> None:
+    resident(ledger, "b", 80)
+    ledger.book("a", [Need("gpu", 60)], victims=["b"])
+    with pytest.raises(LedgerError, match="waits"):
+        ledger.retain("a", {"gpu": 20})
+    assert ledger.lien("a") == {"gpu": 50}
+
+
 def test_a_park_is_called_off_only_while_its_bytes_are_there(ledger: Ledger) -> None:
     resident(ledger, "a", 60)
     ledger.retain("a", {"gpu": 5})

@@ -100,6 +100,41 @@ def test_what_a_victim_frees_beyond_goes_to_the_oldest(ledger: Ledger) -> None:
     assert (ledger.lien("young"), ledger.lien("old"), ledger.lien("middle")) == ({}, {}, {"gpu": 15})
 
 
+def test_a_victim_of_two_plans_pays_each_what_it_owes() -> None:
+    ledger = Ledger()
+    ledger.add_account("gpu", total=100)
+    for owner, nbytes in (("v", 40), ("w", 30), ("u", 30)):
+        ledger.book(owner, [Need("gpu", nbytes)])
+    ledger.book("old", [Need("gpu", 50)], victims=["w", "v"])
+    ledger.book("young", [Need("gpu", 30)], victims=["v", "u"])
+    assert ledger.owes("v") == {"gpu": 40}
+    ledger.release("v")
+    assert (ledger.lien("old"), ledger.lien("young")) == ({"gpu": 30}, {"gpu": 10})
+    ledger.check()
+
+
+def test_what_is_over_goes_to_the_victims_own_plan_before_an_older_one() -> None:
+    ledger = Ledger()
+    ledger.add_account("gpu", total=100)
+    for owner, nbytes in (("v", 50), ("w", 20), ("u", 30)):
+        ledger.book(owner, [Need("gpu", nbytes)])
+    ledger.book("old", [Need("gpu", 20)], victims=["w"])
+    ledger.book("young", [Need("gpu", 40)], victims=["u", "v"])
+    assert ledger.owes("v") == {"gpu": 10}
+    ledger.release("v")
+    assert (ledger.lien("young"), ledger.lien("old")) == ({}, {"gpu": 10})
+    ledger.check()
+
+
+def test_bytes_from_elsewhere_let_off_who_was_named_last(ledger: Ledger) -> None:
+    ledger.release("a")
+    ledger.book("other", [Need("gpu", 35)])
+    ledger.book("new", [Need("gpu", 45)], victims=["b", "c"])
+    assert (ledger.owes("b"), ledger.owes("c")) == ({"gpu": 30}, {"gpu": 10})
+    ledger.release("other")
+    assert (ledger.owes("b"), ledger.owes("c")) == ({"gpu": 5}, {})
+
+
 def test_other_bytes_pay_the_oldest_lien_first(ledger: Ledger) -> None:
     ledger.book("old", [Need("gpu", 20)], victims=["b"])
     ledger.book("young", [Need("gpu", 20)], victims=["c"])

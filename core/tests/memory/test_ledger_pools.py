@@ -86,6 +86,18 @@ def test_the_processs_own_figure_is_not_foreign() -> None:
     ledger.check()
 
 
+def test_without_that_figure_the_context_is_known_to_be_taken() -> None:
+    ledger = opened()
+    ledger.book("a", pooled(20, headroom=8))
+    ledger.realise("a", "gpu", 20)
+    ledger.settle("a")
+    ledger.observe("gpu", 30)
+    assert ledger.accounts()[0].foreign == 0
+    ledger.observe("gpu", 35)
+    assert ledger.accounts()[0].foreign == 5, "headroom is never taken for granted"
+    ledger.check()
+
+
 def test_a_parked_member_needs_no_headroom() -> None:
     ledger = opened()
     ledger.book("a", pooled(20, headroom=9))
@@ -165,7 +177,7 @@ def test_two_plans_never_count_the_same_headroom() -> None:
     ledger.book("b", pooled(20, headroom=10))
     ledger.book("first", [Need("gpu", 60)], victims=["a"])
     assert ledger.lien("first") == {"gpu": 60}
-    assert ledger.freed_by("b") == {"gpu": 20}
+    assert (ledger.freed_by("a"), ledger.freed_by("b")) == ({"gpu": 0}, {"gpu": 20})
     assert ledger.shortfall([Need("gpu", 21)], without=["a", "b"]) == {"gpu": 1}
     ledger.book("second", [Need("gpu", 20)], victims=["b"])
     ledger.check()
@@ -174,6 +186,55 @@ def test_two_plans_never_count_the_same_headroom() -> None:
     ledger.release("a")
     assert ledger.lien("first") == {} and ledger.available("gpu") == 20
     ledger.check()
+
+
+def test_a_member_that_one_plan_relies_on_is_nothing_to_another() -> None:
+    ledger = opened(total=120)
+    ledger.book("a", pooled(20, headroom=50))
+    ledger.book("b", pooled(20, headroom=10, context=30))
+    ledger.book("first", [Need("gpu", 60)], victims=["a"])
+    ledger.check()
+    ledger.book("second", [Need("gpu", 40)], victims=["a", "b"])
+    ledger.check()
+    assert (ledger.lien("second"), ledger.unbacked("second")) == ({"gpu": 40}, {})
+    ledger.release("b")
+    ledger.check()
+    assert (ledger.lien("first"), ledger.lien("second")) == ({"gpu": 60}, {})
+
+
+def test_a_member_that_refuses_takes_what_they_would_free_together_along() -> None:
+    ledger = opened(total=100)
+    ledger.book("a", pooled(20, headroom=30))
+    ledger.book("b", pooled(20, headroom=30))
+    ledger.book("new", [Need("gpu", 100)], victims=["a", "b"])
+    assert ledger.drop_victim("new", "b") == {"gpu": 60}
+    ledger.check()
+    assert ledger.add_victims("new", ["b"]) == {}
+    ledger.check()
+
+
+def test_the_planner_is_told_when_the_pools_share_decides() -> None:
+    ledger = opened(total=100)
+    ledger.book("a", pooled(20, headroom=30))
+    ledger.book("b", pooled(20, headroom=30))
+    shortage = ledger.shortage([Need("gpu", 100)])
+    assert not shortage.met and not shortage.remove("a") and shortage.helps("b")
+    assert shortage.remove("b") and shortage.met and shortage.short() == {}
+    with pytest.raises(KeyError):
+        shortage.remove("nobody")
+
+
+def test_what_the_process_has_beyond_its_promises_goes_with_the_last_member() -> None:
+    ledger = opened(total=100)
+    ledger.book("a", pooled(20, headroom=10))
+    ledger.realise_pool("gpu", "torch", 55)
+    assert (ledger.available("gpu"), ledger.freed_by("a")) == (45, {"gpu": 55})
+    assert ledger.shortfall([Need("gpu", 100)], without=["a"]) == {}
+    ledger.retain("a", {"gpu": 0})
+    ledger.check()
+    assert ledger.available("gpu") == 100
+    ledger.book("a", pooled(20, headroom=10))
+    assert ledger.available("gpu") == 60, "until the driver says so again"
 
 
 def test_a_cancelled_plan_leaves_the_pool_as_it_was() -> None:

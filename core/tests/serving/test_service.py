@@ -358,6 +358,16 @@ def test_load_unload_pin_and_status(play: Play) -> None:
     play(scene())
 
 
+def test_without_a_host_tier_parking_is_refused(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(fake("a")) as site:
+            for act in (site.service.park, site.service.wake):
+                with pytest.raises(Unsupported, match="no host tier"):
+                    await act("a")
+
+    play(scene())
+
+
 def test_why_a_model_was_evicted_can_be_asked(play: Play) -> None:
     async def scene() -> None:
         async with serving(fake("a"), fake("b")) as site:

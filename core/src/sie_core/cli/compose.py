@@ -8,6 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from sie_core.adapter import Device
+from sie_core.cli.errors import CommandError
 from sie_core.config import Config
 from sie_core.errors import ConfigError, ConfigProblem
 from sie_core.http import create_app
@@ -45,6 +46,7 @@ def compose(config: Config, plugins: Plugins) -> Parts:
     Raises:
         ConfigError: an emulated device that the host's memory can't hold; a malformed API key.
         PluginError: in strict mode, a hook that failed.
+        CommandError: no device at all.
     """
     if config.compute.threads is not None:
         # Read by OpenMP when the first framework is imported, which happens with the first load.
@@ -74,6 +76,8 @@ def _accounts(config: Config, plugins: Plugins, host: HostMemory, ledger: Ledger
     ledger.observe_available(_HOST, host.available())
     _check_emulation(config, ledger)
     devices = plugins.probe_devices(emulate=memory.emulate_device)
+    if not devices:
+        raise CommandError("no device was found, not even a CPU", hint="`sie plugins --verbose` says what failed")
     for device in devices:
         reserve = memory.device_reserve
         if reserve is None:

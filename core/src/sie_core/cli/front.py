@@ -6,6 +6,8 @@ of the 0.3 s that ``sie --help`` may take. Everything below a command name is pa
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +32,8 @@ First steps:
   sie status                          see what is in memory
 """
 
+_OUTPUT_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+
 _TAIL = """\
 `sie COMMAND --help` explains a command, with examples; `sie --version` says which version this is.
 
@@ -40,6 +44,7 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage or configuration, 3 no server reached.
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code. Nothing but an exit code leaves here."""
+    _mend_streams()
     try:
         code = _dispatch(list(argv))
         sys.stdout.flush()
@@ -51,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         _discard_stdout()
         return Exit.FAILED
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        if error.errno not in _OUTPUT_LOST:
             raise
         _discard_stdout()
         return _fail(CommandError(f"the output can't be written: {error.strerror}"), as_json=False)
@@ -137,7 +142,23 @@ def _plugin_commands() -> tuple[list[Command], int]:
     )
 
 
-# --- endings ---------------------------------------------------------------------------------------
+# --- beginnings and endings ---------------------------------------------------------------------------------------
+
+
+def _mend_streams() -> None:
+    """Be able to write, whatever was closed before we began and however little the locale can show."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Ascending, so that each gets its own number: else the next file or socket would be taken for it.
+            os.open(os.devnull, os.O_RDWR)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - open as long as we run
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _wants_json(argv: Sequence[str]) -> bool:

@@ -68,7 +68,7 @@ def status(*, remote: Remote = _NO_REMOTE) -> None:
     if remote.json:
         print_json(body)
         return
-    print(f"SIE {printable(body.get('version', '?'))} at {remote.url}, up {_span(body.get('uptime_s', 0))}\n")
+    print(f"SIE {printable(body.get('version', '?'))} at {client.url}, up {_span(body.get('uptime_s', 0))}\n")
     print_table(
         ("ACCOUNT", "CAPACITY", "USED", "PROMISED", "UNREALISED", "AVAILABLE"),
         ((account["account"], *(_signed(account.get(key)) for key in _SIZES)) for account in body.get("accounts", [])),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,8 +87,3 @@ def print_table(
     with out.capture() as captured:
         out.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def pick(rows: Iterable[Mapping[str, Any]], *makers: Callable[[Mapping[str, Any]], object]) -> list[list[object]]:
-    """One list of cells a row, each made by one of ``makers``."""
-    return [[make(row) for make in makers] for row in rows]

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from sie_core.cli.errors import CommandError, Exit
-from sie_core.errors import ConfigError, ConfigProblem, PluginError
+from sie_core.errors import ConfigError, ConfigProblem, PluginError, SieError
 
-__all__ = ["as_json", "from_config_error", "from_plugin_error"]
+__all__ = ["as_json", "explained"]
 
 
-def from_config_error(error: ConfigError) -> CommandError:
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn what the other rooms raise on purpose into a CommandError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise _of_configuration(error) from error
+    except PluginError as error:
+        raise _of_plugin(error) from error
+    except SieError as error:
+        raise CommandError(error.message, code=error.code) from error
+
+
+def _of_configuration(error: ConfigError) -> CommandError:
     """Every problem on a line of its own. Exit code 2."""
     count = len(error.problems)
     lines = [f"the configuration has {count} problem{'s' if count != 1 else ''}"]
@@ -23,7 +38,7 @@ def from_config_error(error: ConfigError) -> CommandError:
     )
 
 
-def from_plugin_error(error: PluginError) -> CommandError:
+def _of_plugin(error: PluginError) -> CommandError:
     """In strict mode, a plugin that can't be used is a faulty installation: exit code 1."""
     lines = [f"{'plugin ' + repr(error.plugin) + ': ' if error.plugin else ''}{error.message}"]
     lines += getattr(error, "__notes__", [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -20,7 +21,7 @@ from attrs import define, field
 
 from sie_core.cli.bind import BACKLOG
 
-__all__ = ["Deadline", "Listener", "Signals", "leave", "loop_factory"]
+__all__ = ["Deadline", "Listener", "Signals", "leave", "loop_factory", "tend_garbage"]
 
 _log = logging.getLogger("sie.cli")
 
@@ -42,6 +43,16 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def tend_garbage() -> None:
+    """Look for reference cycles less often, and never among what is there now and stays.
+
+    Requests leave no cycles behind; looking for some after every 700 objects costs an eighth of the time of each.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @define(eq=False)

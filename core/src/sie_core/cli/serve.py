@@ -20,9 +20,8 @@ from sie_core.cli.app import command
 from sie_core.cli.bind import base_url, bind
 from sie_core.cli.errors import Exit
 from sie_core.cli.output import printable
-from sie_core.cli.problems import from_config_error, from_plugin_error
+from sie_core.cli.problems import explained
 from sie_core.config import DEFAULT_FILE, Config, OptionInfo, load_config, options
-from sie_core.errors import ConfigError, PluginError
 from sie_core.plugins import Plugins
 from sie_core.types import Residency
 from sie_core.units import format_bytes
@@ -146,7 +145,7 @@ def _text(value: object) -> str:
 def _run(asked: _Asked) -> int:
     # Whoever manages the process may ask for a reload before there is anything to reload.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with explained():
         config = load_config(asked.file, flags=asked.flags)
         logs.set_up(config.telemetry.log_level, config.telemetry.log_file)
         for warning in config.warnings:
@@ -154,10 +153,6 @@ def _run(asked: _Asked) -> int:
         sock = bind(config.server.host, config.server.port)
         plugins = Plugins.load(strict=config.plugins.strict)
         config = settings.bind(config, plugins)
-    except ConfigError as error:
-        raise from_config_error(error) from error
-    except PluginError as error:
-        raise from_plugin_error(error) from error
     from sie_core.cli.running import leave, loop_factory
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -170,17 +165,13 @@ def _run(asked: _Asked) -> int:
 async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.socket) -> int:
     from sie_core.cli.compose import compose
     from sie_core.cli.reload import Reloader
-    from sie_core.cli.running import Listener, Signals
+    from sie_core.cli.running import Listener, Signals, tend_garbage
 
     signals = Signals(drain_s=config.server.drain_s)
     with signals.handled():
-        try:
+        with explained():
             parts = compose(config, plugins)
             await parts.registry.start()
-        except ConfigError as error:
-            raise from_config_error(error) from error
-        except PluginError as error:
-            raise from_plugin_error(error) from error
         reloader = Reloader(config, lambda: settings.read(asked.file, asked.flags, plugins), parts.registry)
         signals.on_hangup = reloader.reload
         watching = asyncio.ensure_future(reloader.watch(config.path)) if asked.reload and config.path else None
@@ -188,6 +179,7 @@ async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.s
             _log.warning("--reload: there is no configuration file to watch")
         listener = Listener(parts.app, sock, drain_s=config.server.drain_s)
         serving = asyncio.ensure_future(listener.serve())
+        tend_garbage()
         _greet(config, sock)
         await asyncio.wait({serving, signals.asked}, return_when=asyncio.FIRST_COMPLETED)
         if watching is not None:
@@ -201,7 +193,10 @@ async def _end(parts: Parts, listener: Listener, serving: asyncio.Future[None], 
     parts.service.begin_shutdown()
     listener.stop()
     # Side by side: requests that wait for a model hold their connections until the registry sends them away.
-    await asyncio.gather(serving, parts.registry.shutdown(deadline.left(), drain_s=signals.drain_s))
+    closing = parts.registry.shutdown(deadline.left(), drain_s=signals.drain_s)
+    for failed in await asyncio.gather(serving, closing, return_exceptions=True):
+        if failed is not None:
+            _log.error("the end did not go as it should", exc_info=failed)
     parts.service.close()
     parts.telemetry.shutdown()
     stuck = [status.name for status in parts.registry.statuses() if status.residency not in _CLOSED]

@@ -14,8 +14,9 @@ from starlette.types import Receive, Scope, Send
 from sie_core.http.auth import KeyRing
 from sie_core.http.endpoint import Endpoint, Handler, Site
 from sie_core.http.errors import Dialect, render
-from sie_core.http.exchange import ClientGone, Exchange
+from sie_core.http.exchange import ClientGone, Exchange, Patrols
 from sie_core.http.limits import Limits
+from sie_core.http.patrol import Patrol
 from sie_core.http.routes import admin, encode, models, openai, ops, status
 from sie_core.telemetry import Telemetry
 
@@ -28,6 +29,8 @@ __all__ = ["create_app"]
 
 UNMATCHED: Final = "none"
 """Stands for the route in metrics where there is none: raw paths would make a series each."""
+WATCH_AFTER_S: Final = 0.05
+"""Answers that take longer are watched, in case that the client leaves."""
 CLIENT_GONE: Final = 499
 """Stands for the status in metrics where nobody was left to answer."""
 _OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions", "/v1/rerank", "/rerank", "/v2/")
@@ -81,6 +84,13 @@ class Application:
 
     def __init__(self, site: Site, keys: KeyRing, routes: Sequence[BaseRoute]) -> None:
         self._site = site
+        self._patrols = Patrols(bodies=Patrol(site.limits.body_s), answers=Patrol(WATCH_AFTER_S))
+        self._fixed = {
+            (method, route.path): route
+            for route in routes
+            if isinstance(route, Route) and isinstance(route.app, Endpoint) and not route.param_convertors
+            for method in route.methods or ()
+        }
         self._keys = keys
         self.starlette = Starlette(routes=list(routes))
         self.starlette.router.redirect_slashes = False  # sie-sdk follows no redirects.
@@ -89,6 +99,8 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self.starlette
+        if scope.get("root_path"):
+            _forget_root(scope)
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -97,7 +109,7 @@ class Application:
             await self._router(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = scope["sie.exchange"] = Exchange(scope, receive, send)
+        exchange = scope["sie.exchange"] = Exchange(scope, receive, send, self._patrols)
         telemetry = self._site.telemetry
         began = perf_counter()
         try:
@@ -115,7 +127,12 @@ class Application:
         scope = exchange.scope
         try:
             self._keys.check(scope["path"], exchange.headers.get(b"authorization", b""))
-            await self._router(scope, exchange.receive, exchange.tell)
+            route = self._fixed.get((scope["method"], scope["path"]))
+            if route is None:
+                await self._router(scope, exchange.receive, exchange.tell)
+            else:  # What the router would do; it would take longer.
+                scope["route"] = route
+                await route.app(scope, exchange.receive, exchange.tell)
         except ClientGone:
             exchange.status = CLIENT_GONE
         except Exception as error:
@@ -131,6 +148,14 @@ class Application:
             await _refuse(error, scope, receive, send)
             return
         await self._router(scope, receive, send)
+
+
+def _forget_root(scope: Scope) -> None:
+    """Behind a prefix the path starts with it: keys, dialects and routes shall all see the path without."""
+    root = scope["root_path"].rstrip("/")
+    if scope["path"].startswith(root + "/"):
+        scope["path"] = scope["path"][len(root) :]
+    scope["root_path"] = ""
 
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:

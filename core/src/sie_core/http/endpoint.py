@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 from starlette.types import Receive, Scope, Send
 
+from sie_core.errors import ModelNotFound
 from sie_core.http.exchange import Exchange
 from sie_core.http.limits import Limits
 from sie_core.http.wire import Reply
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from sie_core.serving import Service
     from sie_core.telemetry import Telemetry
 
-__all__ = ["Endpoint", "Handler", "Site"]
+__all__ = ["Endpoint", "Handler", "Site", "checked_name", "model_in_path"]
+
+MAX_NAME: Final = 256
+"""Characters; more than any configured name has."""
 
 
 @frozen(eq=False)
@@ -28,6 +32,18 @@ class Site:
     telemetry: Telemetry
     started_at: float
     """Wall-clock time, seconds since 1970."""
+
+
+def model_in_path(exchange: Exchange) -> str:
+    """The model that the path names. Raises ModelNotFound for what is too long to be a name."""
+    return checked_name(exchange.scope["path_params"]["model"])
+
+
+def checked_name(name: str) -> str:
+    """The name as it is. Looking for similar names takes time by its length, so absurd ones are refused unsought."""
+    if len(name) > MAX_NAME:
+        raise ModelNotFound(f"{name[:MAX_NAME]}…")
+    return name
 
 
 Handler = Callable[[Site, Exchange], Awaitable[Reply]]

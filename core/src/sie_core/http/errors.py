@@ -171,6 +171,8 @@ def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False) -> 
     else:
         rule = rule_for(type(error)) or _INTERNAL
     message = _opaque(error) if rule.opaque else _message(error)
+    if isinstance(error, e.InferenceError) and error.__cause__ is not None:
+        _log.error("%s", message, exc_info=error.__cause__)  # What an engine raised would be seen by its client only.
     detail = {"code": rule.code or getattr(error, "code", "INTERNAL_ERROR"), "message": message, **_details(error)}
     status = rule.openai_status or rule.status if dialect is Dialect.OPENAI else rule.status
     if not rule.retry:
@@ -211,7 +213,7 @@ def _details(error: BaseException) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _DETAILS:
         value = getattr(error, name, None)
-        if value is None or callable(value) or (isinstance(value, tuple) and not value):
+        if not isinstance(value, str | int | float | tuple) or value == ():
             continue
         found[name] = list(value) if isinstance(value, tuple) else value
     if isinstance(error, e.LoadError):

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
 
+from attrs import frozen
 from starlette.types import Message, Receive, Scope, Send
 
+from sie_core.http.patrol import Patrol
 from sie_core.http.wire import Reply
 
-__all__ = ["ClientGone", "Exchange", "Watched"]
+__all__ = ["BodyDeadline", "ClientGone", "Exchange", "Patrols", "Watched"]
 
 
 class ClientGone(Exception):
     """The client closed the connection: there is nobody to answer."""
 
 
+@frozen(eq=False)
+class Patrols:
+    """Who looks after bodies that do not come, and after answers that take a while."""
+
+    bodies: Patrol
+    answers: Patrol
+
+
 class Exchange:
     """One HTTP request, and what its headers say about media types."""
 
-    __slots__ = ("headers", "receive", "scope", "send", "started", "status")
+    __slots__ = ("headers", "patrols", "receive", "scope", "send", "started", "status")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, patrols: Patrols) -> None:
+        self.patrols = patrols
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -70,11 +80,10 @@ class Exchange:
 class Watched:
     """Runs in the request's own task and cancels it when the client leaves, so that its place in the queue is freed.
 
-    Most answers are there within milliseconds. Watching costs a task, so it starts only after ``GRACE_S`` seconds.
+    Watching costs a task, and most answers are there within milliseconds: only slow ones are watched.
     """
 
-    GRACE_S: Final = 0.05
-    __slots__ = ("_exchange", "_gone", "_owner", "_timer", "_watcher")
+    __slots__ = ("_exchange", "_gone", "_owner", "_watcher")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -82,13 +91,11 @@ class Watched:
         self._watcher: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        owner = asyncio.current_task()
-        assert owner is not None
-        self._owner = owner
-        self._timer = owner.get_loop().call_later(self.GRACE_S, self._start)
+        self._owner = _current_task()
+        self._exchange.patrols.answers.enter(self._start)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._timer.cancel()
+        self._exchange.patrols.answers.leave(self._start)
         if self._watcher is not None:
             self._watcher.cancel()
         if self._gone and kind is asyncio.CancelledError and self._owner.uncancel() == 0:
@@ -101,3 +108,32 @@ class Watched:
         await self._exchange.watch_disconnect()
         self._gone = True
         self._owner.cancel()
+
+
+class BodyDeadline:
+    """Raises TimeoutError in a request whose body takes too long to come. As ``asyncio.timeout``, for less."""
+
+    __slots__ = ("_exchange", "_overdue", "_owner")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._overdue = False
+
+    def __enter__(self) -> None:
+        self._owner = _current_task()
+        self._exchange.patrols.bodies.enter(self._stop)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._exchange.patrols.bodies.leave(self._stop)
+        if self._overdue and kind is asyncio.CancelledError and self._owner.uncancel() == 0:
+            raise TimeoutError from None
+
+    def _stop(self) -> None:
+        self._overdue = True
+        self._owner.cancel()
+
+
+def _current_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

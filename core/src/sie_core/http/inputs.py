@@ -21,6 +21,9 @@ DTYPES: Final = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 ENCODINGS: Final = ("float", "base64")
 _PARAMS: Final = ("output_types", "output_dtype", "instruction", "is_query", "dimensions", "truncate", "options")
 _OTHER_INPUTS: Final = ("audio", "video", "document", "multivector")
+_PLAIN: Final = EncodeParams()
+_ID_BYTES: Final = 4
+_SHOWN: Final = 80
 _MAX_ID: Final = 2**31
 """Token ids are int32 for every engine; whether the vocabulary has them is the model's to say."""
 
@@ -56,7 +59,7 @@ def parse_encode(body: Mapping[Any, Any], limits: Limits) -> EncodeRequest:
     items = tuple(_native_item(index, value, limits) for index, value in enumerate(raw))
     params = body.get("params")
     if params is None:
-        return EncodeRequest(items, EncodeParams())
+        return EncodeRequest(items, _PLAIN)
     return _native_params(items, _mapping(params, "params"))
 
 
@@ -74,7 +77,9 @@ def _native_params(items: tuple[Item, ...], params: Mapping[Any, Any]) -> Encode
     dtype = params.get("output_dtype") or "float32"
     if dtype not in DTYPES:
         raise Unsupported(
-            f"output_dtype must be one of {', '.join(DTYPES)}, not {dtype!r}", supported=DTYPES, param="output_dtype"
+            f"output_dtype must be one of {', '.join(DTYPES)}, not {_shown(dtype)}",
+            supported=DTYPES,
+            param="output_dtype",
         )
     return EncodeRequest(
         items,
@@ -97,7 +102,7 @@ def _output_types(value: Any) -> tuple[str, ...]:
         raise InvalidInput("'output_types' must be a list such as ['dense']", param="output_types")
     for name in value:
         if name not in OUTPUT_TYPES:
-            message = f"output type {name!r} is none of {', '.join(OUTPUT_TYPES)}"
+            message = f"output type {_shown(name)} is none of {', '.join(OUTPUT_TYPES)}"
             raise Unsupported(message, supported=OUTPUT_TYPES, param="output_types")
     return tuple(dict.fromkeys(value))
 
@@ -159,12 +164,14 @@ def parse_embeddings(body: Mapping[Any, Any], limits: Limits) -> EmbeddingsReque
     encoding = body.get("encoding_format")
     if encoding is not None and encoding not in ENCODINGS:
         raise Unsupported(
-            f"encoding_format must be float or base64, not {encoding!r}", supported=ENCODINGS, param="encoding_format"
+            f"encoding_format must be float or base64, not {_shown(encoding)}",
+            supported=ENCODINGS,
+            param="encoding_format",
         )
-    params = EncodeParams(
-        dimensions=_dimensions(body.get("dimensions")),
-        truncate=_optional(body.get("truncate"), bool, "truncate", "true or false"),
-    )
+    dimensions = _dimensions(body.get("dimensions"))
+    truncate = _optional(body.get("truncate"), bool, "truncate", "true or false")
+    plain = dimensions is None and truncate is None
+    params = _PLAIN if plain else EncodeParams(dimensions=dimensions, truncate=truncate)
     return EmbeddingsRequest(model, _openai_items(body.get("input"), limits), params, encoding == "base64")
 
 
@@ -178,20 +185,24 @@ def _openai_items(value: Any, limits: Limits) -> tuple[Item, ...]:
             f"'input' must be a string, a list of strings, or token ids, not {_kind(value)}", param="input"
         )
     if value and type(value[0]) is int:
-        return (Item(token_ids=_token_ids(value, 0)),)
+        return (Item(token_ids=_token_ids(value, 0, limits)),)
     _check_count(len(value), limits, "input")
     if isinstance(value[0], list):
-        return tuple(Item(token_ids=_token_ids(ids, index)) for index, ids in enumerate(value))
+        return tuple(Item(token_ids=_token_ids(ids, index, limits)) for index, ids in enumerate(value))
     return tuple(Item(text=_text(text, index, limits, "input")) for index, text in enumerate(value))
 
 
-def _token_ids(value: Any, index: int) -> tuple[int, ...]:
+def _token_ids(value: Any, index: int, limits: Limits) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InvalidInput(
             f"a list of token ids must follow on a list of token ids, not {_kind(value)}", index=index, param="input"
         )
     if not value:
         raise InvalidInput("the list of token ids is empty: there is nothing to encode", index=index, param="input")
+    if len(value) * _ID_BYTES > limits.item_bytes:
+        most = limits.item_bytes // _ID_BYTES
+        message = f"there are {len(value)} token ids, and {most} is the most"
+        raise BodyTooLarge(message, size=len(value) * _ID_BYTES, limit=limits.item_bytes, index=index)
     if not set(map(type, value)) == {int}:
         raise InvalidInput("token ids must be whole numbers", index=index, param="input")
     if min(value) < 0 or max(value) >= _MAX_ID:
@@ -244,9 +255,14 @@ def _mapping(value: Any, param: str) -> Mapping[Any, Any]:
 
 
 def _unknown(name: Any, known: Sequence[str], param: str) -> NoReturn:
-    near = difflib.get_close_matches(str(name), known, n=1)
+    near = difflib.get_close_matches(str(name)[:64], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    raise InvalidInput(f"{name!r} is no field of {param!r}; {hint}", param=param)
+    raise InvalidInput(f"{_shown(name)} is no field of {param!r}; {hint}", param=param)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _kind(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +10,7 @@ from attrs import frozen
 
 from sie_core.errors import BodyTooLarge, InvalidInput
 from sie_core.http.errors import HttpError
-from sie_core.http.exchange import ClientGone, Exchange
+from sie_core.http.exchange import BodyDeadline, ClientGone, Exchange
 
 __all__ = ["Limits", "decode", "read_body", "read_object"]
 
@@ -40,10 +39,10 @@ async def read_body(exchange: Exchange, limits: Limits) -> bytes:
         ClientGone: the client left half way.
     """
     declared = exchange.headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > limits.body_bytes:
-        raise _too_large(limits, int(declared))
+    if declared.isdigit() and int(declared[:20]) > limits.body_bytes:
+        raise _too_large(limits, int(declared[:20]))
     try:
-        async with asyncio.timeout(limits.body_s):
+        with BodyDeadline(exchange):
             return await _receive(exchange, limits)
     except TimeoutError:
         message = f"the request's body did not arrive within {limits.body_s:g} s"
@@ -87,11 +86,17 @@ def _too_large(limits: Limits, size: int) -> BodyTooLarge:
     )
 
 
-async def read_object(exchange: Exchange, limits: Limits) -> dict[Any, Any]:
-    """Read and decode the body, which must be a JSON object or a msgpack map. Raises as the two steps do."""
+async def read_object(exchange: Exchange, limits: Limits, *, optional: bool = False) -> dict[Any, Any]:
+    """Read and decode the body, which must be a JSON object or a msgpack map, or nothing where it is ``optional``.
+
+    Raises:
+        HttpError: 415, another media type; 408.
+        InvalidInput, BodyTooLarge, ClientGone: as the two steps do.
+    """
     kind = exchange.content_type
     check_media_type(kind, exchange)
-    return decode(await read_body(exchange, limits), msgpack=kind in _MSGPACK_TYPES)
+    body = await read_body(exchange, limits)
+    return {} if optional and not body else decode(body, msgpack=kind in _MSGPACK_TYPES)
 
 
 def check_media_type(kind: bytes, exchange: Exchange) -> None:

@@ -52,9 +52,21 @@ def pack(
     value: Any, *, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = (), msgpack: bool = False
 ) -> Reply:
     """Serialise ``value``; numpy arrays are fine in JSON, and go through :func:`msgpack_array` for msgpack."""
-    if msgpack:
-        return Reply(_to_msgpack(value), status=status, content_type=MSGPACK, headers=headers)
-    return Reply(orjson.dumps(value, option=_JSON_OPTIONS), status=status, headers=headers)
+    try:
+        body = _to_msgpack(value) if msgpack else orjson.dumps(value, option=_JSON_OPTIONS)
+    except (TypeError, UnicodeEncodeError):
+        clean = _readable(value)
+        body = _to_msgpack(clean) if msgpack else orjson.dumps(clean, option=_JSON_OPTIONS)
+    return Reply(body, status=status, content_type=MSGPACK if msgpack else JSON, headers=headers)
+
+
+def _readable(value: Any) -> Any:
+    """The value with texts that are valid Unicode: names of files, and errors that quote them, may not be."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_readable(key): _readable(inner) for key, inner in value.items()}
+    return [_readable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def msgpack_array(array: NDArray[Any]) -> dict[bytes, Any]:

@@ -160,8 +160,8 @@ class Pool:
         self.contexts = _Ranking()
         self.surcharge = 0
         """By how much the driver's figure for the whole process is over what was promised."""
-        self.unclaimed = 0
-        """By how much it is over what the members hold."""
+        self.unclaimed: int | None = None
+        """By how much it is over what the members hold; ``None``: the driver does not tell."""
         self.weight = NOTHING
         self.edges: dict[Claim, int] = {}
         """Members whose leaving would lower ``extra``, and by how much."""
@@ -187,7 +187,12 @@ class Pool:
     def weigh(self) -> Weight:
         extra = self.extra
         promised = extra - (self.surcharge if extra else 0)
-        return Weight(extra, promised, self.unclaimed, self.unclaimed, 0, 0, extra - promised)
+        taken = self.unclaimed
+        if taken is None:
+            # Whoever has settled has made the context, and no engine's figure includes it.
+            contexts = (claim.context for _, claim in self.contexts if not claim.in_transit)
+            taken = next(contexts, 0)
+        return Weight(extra, promised, self.unclaimed or 0, taken, 0, 0, extra - promised)
 
     def find_edges(self) -> dict[Claim, int]:
         """Only holders of one of the K largest headrooms or of the largest context can make a difference."""

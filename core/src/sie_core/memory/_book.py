@@ -126,7 +126,7 @@ class Book:
             if claim.attached:
                 pool.unattach(claim)
             if not pool.members:
-                pool.unclaimed = 0
+                pool.unclaimed = None
                 del self._pools[claim.account.name, pool.key]
             self._refresh_pool(pool)
 

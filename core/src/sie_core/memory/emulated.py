@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 import threading
 from collections import OrderedDict
 from typing import Literal
@@ -23,6 +24,9 @@ from sie_core.units import format_bytes
 __all__ = ["EmulatedBuffer", "EmulatedDevice"]
 
 _PAGE = mmap.PAGESIZE
+_PIECE = 4 * 1024**2
+_POPULATE_WRITE = 23 if sys.platform == "linux" else -1
+"""MADV_POPULATE_WRITE, which the mmap module does not name: has the pages made in one call."""
 
 
 class EmulatedBuffer:
@@ -60,7 +64,6 @@ class EmulatedDevice:
         self.description = f"emulated accelerator, {format_bytes(self._total)} of RAM"
         self._lock = threading.Lock()
         self._live = 0
-        self._cached = 0
         self._closed = False
         self._cache: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
         """Freed blocks by size; the size that was used longest ago first."""
@@ -107,7 +110,7 @@ class EmulatedDevice:
         with self._lock:
             self._closed = True
             self._cache.clear()
-            self._cached = self._reserve = 0
+            self._reserve = 0
             self._reserve_map.close()
 
     # --- inside, under the lock --------------------------------------------------------------------
@@ -127,11 +130,11 @@ class EmulatedDevice:
                 # Whoever still looks must not see the next owner's bytes: the pages go, the mapping stays for the
                 # looker, and the reserve grows by as much.
                 block.madvise(mmap.MADV_DONTNEED)
-                self._grow_reserve(size)
+                _touch(self._reserve_map, self._reserve, self._reserve + size)
+                self._reserve += size
                 return
             self._cache.setdefault(size, []).append(block)
             self._cache.move_to_end(size)
-            self._cached += size
 
     def _pop_cached(self, size: int) -> mmap.mmap | None:
         blocks = self._cache.get(size)
@@ -140,27 +143,22 @@ class EmulatedDevice:
         block = blocks.pop()
         if not blocks:
             del self._cache[size]
-        self._cached -= size
         return block
 
     def _make_way(self, size: int) -> None:
         """Take ``size`` bytes out of the reserve, and of the cache when the reserve is too small."""
+        touched = self._reserve
         while self._reserve < size:
             oldest = next(iter(self._cache))
             block = self._pop_cached(oldest)
             assert block is not None
             block.close()
-            self._grow_reserve(oldest, at_most=size)
+            self._reserve += oldest
         self._reserve -= size
-        self._reserve_map.madvise(mmap.MADV_DONTNEED, self._reserve, size)
-
-    def _grow_reserve(self, nbytes: int, *, at_most: int | None = None) -> None:
-        """Count ``nbytes`` to the reserve. Pages beyond ``at_most`` are touched, the others are about to be dropped."""
-        start = self._reserve
-        self._reserve += nbytes
-        keep = self._reserve if at_most is None else self._reserve - at_most
-        if keep > start:
-            _touch(self._reserve_map, start, keep)
+        if self._reserve < touched:
+            self._reserve_map.madvise(mmap.MADV_DONTNEED, self._reserve, touched - self._reserve)
+        else:
+            _touch(self._reserve_map, touched, self._reserve)
 
     def _map(self, nbytes: int) -> mmap.mmap:
         try:
@@ -182,8 +180,13 @@ def _round_up(nbytes: int) -> int:
 
 
 def _touch(block: mmap.mmap, start: int, end: int) -> None:
-    """Write to every page, so that it is there."""
-    block[start:end:_PAGE] = bytes(-(-(end - start) // _PAGE))
+    """Have every page there. In pieces, because each keeps Python's other threads waiting."""
+    for piece in range(start, end, _PIECE):
+        size = min(_PIECE, end - piece)
+        try:
+            block.madvise(_POPULATE_WRITE, piece, size)
+        except OSError:  # not Linux, or older than 5.14
+            block[piece : piece + size : _PAGE] = bytes(-(-size // _PAGE))
 
 
 def _is_exported(block: mmap.mmap) -> bool:

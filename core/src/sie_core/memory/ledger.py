@@ -145,12 +145,15 @@ class Ledger(Reading):
         self._trim(owner)
 
     def realise_pool(self, account: str, pool: str, nbytes: int | None) -> None:
-        """Note the driver's figure for all engines of a pool together, context and activations included."""
+        """Note the driver's figure for all engines of a pool together, context and activations included.
+
+        Without one (``None``), activations show as foreign memory for as long as they are there.
+        """
         group = self._pools.get((account, pool))
         if group is None:
             return
         held = sum(claim.weight.settled + claim.weight.transit_known for claim in group.members.values())
-        group.surcharge = group.unclaimed = 0
+        group.surcharge, group.unclaimed = 0, None
         self._refresh_pool(group)
         if nbytes is not None:
             charge = group.extra + sum(claim.part for claim in group.members.values())
@@ -166,6 +169,8 @@ class Ledger(Reading):
         for claim in self._owner(owner).claims.values():
             claim.in_transit = False
             self._refresh(claim)
+            if claim.pool is not None:
+                self._refresh_pool(claim.pool)
 
     def retain(self, owner: str, retained: Mapping[str, int], *, purpose: str = "engine") -> None:
         """The engine is parked: by account, the bytes it keeps, which is all it is charged from now on."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from sie_core.errors import InvalidInput, Unsupported
-from sie_core.http.endpoint import Handler, Site
+from sie_core.http.endpoint import Handler, Site, model_in_path
 from sie_core.http.errors import HttpError
 from sie_core.http.exchange import Exchange, Watched
-from sie_core.http.limits import decode, read_body
+from sie_core.http.limits import read_object
 from sie_core.http.views import decision, model_status
 from sie_core.http.wire import Reply, pack
 
@@ -26,7 +26,7 @@ async def decisions(site: Site, exchange: Exchange) -> Reply:
     found = list(site.service.decisions())
     limit = parse_qs(exchange.scope["query_string"].decode("latin-1")).get("limit", [""])[-1]
     if limit:
-        if not limit.isdecimal():
+        if not limit.isdecimal() or len(limit) > 9:
             raise InvalidInput("'limit' must be a whole number", param="limit")
         found = found[-int(limit) :] if int(limit) else []
     return pack({"decisions": [decision(one) for one in found]}, msgpack=exchange.wants_msgpack)
@@ -78,10 +78,9 @@ def _seconds(options: dict[str, Any]) -> float | None:
 def _handler(act: Callable[[Service, str, dict[str, Any]], Awaitable[ModelStatus]]) -> Handler:
     async def handle(site: Site, exchange: Exchange) -> Reply:
         """Do it, and answer with the model's status. A body is optional: ``wait_s``, and ``force`` for unload."""
-        body = await read_body(exchange, site.limits)
-        options = decode(body, msgpack=exchange.sends_msgpack) if body else {}
+        options = await read_object(exchange, site.limits, optional=True)
         with Watched(exchange):
-            status = await act(site.service, exchange.scope["path_params"]["model"], options)
+            status = await act(site.service, model_in_path(exchange), options)
         return pack(model_status(status), msgpack=exchange.wants_msgpack)
 
     return handle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from sie_core.http.endpoint import Site
+from sie_core.http.endpoint import Site, model_in_path
 from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.inputs import parse_encode
 from sie_core.http.limits import read_object
@@ -19,11 +19,13 @@ async def encode(site: Site, exchange: Exchange) -> Reply:
     began = perf_counter()
     body = await read_object(exchange, site.limits)
     request = parse_encode(body, site.limits)
-    model = exchange.scope["path_params"]["model"]
+    model = model_in_path(exchange)
     with Watched(exchange):
         result = await site.service.encode(model, request.items, request.params)
     msgpack = exchange.wants_msgpack
-    entries = native_items(request.items, result.outputs, request.params.output_types, request.dtype, msgpack=msgpack)
+    entries = await native_items(
+        request.items, result.outputs, request.params.output_types, request.dtype, msgpack=msgpack
+    )
     answer = {
         "model": result.model,
         "items": entries,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sie_core.http.endpoint import Site
+from sie_core.http.endpoint import Site, model_in_path
 from sie_core.http.exchange import Exchange
 from sie_core.http.views import model_card, openai_card
 from sie_core.http.wire import Reply, pack
@@ -23,5 +23,5 @@ async def list_models(site: Site, exchange: Exchange) -> Reply:
 
 async def show_model(site: Site, exchange: Exchange) -> Reply:
     """One model; 404 with what may have been meant."""
-    status = site.service.model(exchange.scope["path_params"]["model"])
+    status = site.service.model(model_in_path(exchange))
     return pack({**openai_card(status, site), **model_card(status)}, msgpack=exchange.wants_msgpack)
