@@ -25,8 +25,8 @@ def choose(
 ) -> tuple[str, ...] | None:
     """Victims from ``candidates``, taken from the front; ``()`` if the need fits as it is; ``None`` if nothing helps.
 
-    ``owner``: the needer, when it is parked and the needs replace what it holds. ``at_least``: name so many victims even
-    if the ledger says that the need fits (the device said otherwise).
+    ``owner``: the needer, when it is parked and the needs replace what it holds. ``at_least``: name so many victims
+    even if the ledger says that the need fits (the device said otherwise).
 
     A first pass adds up what each candidate frees alone; the exact figure, with the headroom that pools share, is then
     asked of the ledger, and victims that turn out not to be needed are let off.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -153,11 +154,29 @@ class Roster:
         seen: dict[str, int] = {}
         for account in accounts:
             device = self.devices.get(account)
-            used = device.used() if device is not None else None
+            if device is None:
+                continue
+            self._realise_pools(account, device)
+            used = device.used()
             if used is not None:
                 seen[account] = used
                 self.ledger.observe(account, used)
         return seen
+
+    def _realise_pools(self, account: str, device: Device) -> None:
+        """Book what this process really has on a device, for the pools of in-process engines.
+
+        Their contexts, activations and the framework's cache are in no engine's own report, and would be taken for
+        somebody else's.
+        """
+        process_used = getattr(device, "process_used", None)
+        if process_used is None:
+            return
+        mine = None
+        for known, pool in self.permits:
+            if known == account:
+                mine = process_used(os.getpid()) if mine is None else mine
+                self.ledger.realise_pool(account, pool, mine)
 
     def used(self, accounts: Iterable[str]) -> Mapping[str, int]:
         """The same without telling the ledger."""
@@ -181,7 +200,9 @@ class Roster:
     @contextmanager
     def moving_bytes(self, accounts: Iterable[str]) -> Iterator[None]:
         """While a transition moves bytes, a fall of a device's used memory is not taken for foreign memory leaving."""
-        moved = tuple(accounts)
+        moved = [*accounts]
+        if HOST not in moved and self.ledger.has_account(HOST):
+            moved.append(HOST)  # staging and copies move there
         for account in moved:
             self.ledger.begin_transition(account)
         try:
