@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from sie_core.adapter import Engine, TransitionContext
@@ -189,7 +189,7 @@ class Lifecycle:
             return
         self._finish_unload(record, seat.worker, before, reason)
 
-    def _finish_unload(self, record: Record, worker: EngineWorker, before: dict[str, int], reason: str) -> None:
+    def _finish_unload(self, record: Record, worker: EngineWorker, before: Mapping[str, int], reason: str) -> None:
         roster = self.roster
         promised = sum(nbytes for account, nbytes in roster.ledger.holding(record.name).items() if account != HOST)
         was_parked = bool(record.retained)

@@ -6,6 +6,7 @@ The host copy is let go only after the wake was verified, so a wake that ran out
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sie_core.adapter import Declined, HostOffload, HostResidue
@@ -131,7 +132,7 @@ class Parking:
             raise TransitionError(f"the engine died while it was parked: {seat.dead}")
         return answer
 
-    def _credit(self, record: Record, offload: HostOffload, before: dict[str, int], reason: str) -> None:
+    def _credit(self, record: Record, offload: HostOffload, before: Mapping[str, int], reason: str) -> None:
         """Book what is left on the devices, as measured: an engine that freed less than it said is charged for it."""
         roster, seat = self._life.roster, record.seat
         assert seat is not None
