@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from sie_core.residency.reasons import IDLE
 from sie_core.residency.record import Drain, Record
 from sie_core.types import Residency
 
@@ -40,4 +41,4 @@ class IdleTimers:
         if record.last_used + limit - self._life.roster.now() > _TICK_S:
             self.arm(record)
         else:
-            self._life.drains.begin(record, Drain("idle time-out", park=True))
+            self._life.drains.begin(record, Drain(IDLE, park=True))

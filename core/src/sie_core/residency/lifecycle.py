@@ -195,8 +195,10 @@ class Lifecycle:
         was_parked = bool(record.retained)
         dropped = self.parking.tier.forget(record.name)
         freed = roster.give_back(record, before)
-        action = "drop" if dropped and was_parked else "unload"
-        roster.decide(record.name, action, reason, promised=promised, freed=freed)
+        if dropped and was_parked:
+            roster.decide(record.name, "drop", reason, promised=promised + dropped, freed=freed + dropped)
+        else:
+            roster.decide(record.name, "unload", reason, promised=promised, freed=freed)
         if roster.observer is not None:
             roster.observer.evicted(record.name, reason)
         worker.close()

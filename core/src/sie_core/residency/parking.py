@@ -19,6 +19,7 @@ from sie_core.errors import (
     TransitionError,
     WakeCheckFailed,
 )
+from sie_core.residency.reasons import HOST_SHORT, TIER_FULL
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
 from sie_core.residency.tier import HostTier
@@ -118,7 +119,7 @@ class Parking:
                 f"({format_bytes(tier.used)} of {format_bytes(tier.budget)} are taken)"
             )
         if go:
-            await asyncio.wait([self._dropping(name, "the host tier is full") for name in go], timeout=_DROP_S)
+            await asyncio.wait([self._dropping(name, TIER_FULL) for name in go], timeout=_DROP_S)
         if tier.set_aside(record.name, announced) is None:
             raise ResourceExhausted("the host has no room for the copy")
 
@@ -190,7 +191,7 @@ class Parking:
                 self.tier.forget(record.name)
                 self._life.roster.decide(record.name, "drop backup", reason, freed=copy.nbytes)
 
-    def relieve_host(self, short: int) -> None:
+    def relieve_host(self, short: int, reason: str = HOST_SHORT) -> None:
         """The host itself runs short: give idle memory back, then backups, then the copies parked longest ago."""
         tier = self.tier
         short -= tier.give_back_idle(short)
@@ -198,7 +199,7 @@ class Parking:
             if short <= 0:
                 return
             short -= tier.held(name)
-            self._dropping(name, "the host runs short of memory")
+            self._dropping(name, reason)
 
     # --- wake --------------------------------------------------------------------------------------
 

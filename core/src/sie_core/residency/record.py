@@ -17,7 +17,7 @@ from sie_core.residency.failures import LoadFailure
 from sie_core.residency.worker import EngineWorker
 from sie_core.types import Capabilities, ModelSpec, Residency
 
-__all__ = ["Drain", "Lease", "ModelStatus", "Record", "RegistrySettings", "Seat", "Ticket"]
+__all__ = ["Drain", "HostTierStatus", "Lease", "ModelStatus", "Record", "RegistrySettings", "Seat", "Ticket"]
 
 
 @frozen
@@ -41,6 +41,19 @@ class RegistrySettings:
     decisions: int = 512
     host_cache_bytes: int = 0
     """Budget of the host tier; 0: off, evicted models unload."""
+    host_pressure_limit: float = 10.0
+    """Percent of the time in which tasks stand still for want of host memory, above which parked copies are dropped."""
+    host_pressure_pause_s: float = 5.0
+    """After one was dropped: an average over 10 s takes that long to show that it helped."""
+
+
+@frozen
+class HostTierStatus:
+    """The host tier, in bytes. ``used``: parked copies and backups; ``idle``: kept for the next copy."""
+
+    budget: int
+    used: int
+    idle: int
 
 
 @frozen

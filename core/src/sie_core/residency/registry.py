@@ -25,7 +25,7 @@ from sie_core.residency.admission import Admission
 from sie_core.residency.failures import classify
 from sie_core.residency.lifecycle import Lifecycle
 from sie_core.residency.placement import places
-from sie_core.residency.record import Drain, Lease, ModelStatus, Record, RegistrySettings, Ticket
+from sie_core.residency.record import Drain, HostTierStatus, Lease, ModelStatus, Record, RegistrySettings, Ticket
 from sie_core.residency.roster import HOST, Observer, Roster, consume, log
 from sie_core.residency.tier import HostTier
 from sie_core.residency.watch import Watch
@@ -53,13 +53,14 @@ class Registry:
         *,
         make_worker: Callable[[str], EngineWorker] = Worker,
         host_available: Callable[[], int] | None = None,
+        host_pressure: Callable[[], float | None] | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._roster = Roster(plugins, ledger, devices, settings or RegistrySettings(), observer)
         self._admission = Admission(self._roster)
         self._tier = HostTier(self._roster, self._roster.settings.host_cache_bytes)
         self._lifecycle = Lifecycle(self._roster, self._admission, self._tier, make_worker)
-        self._watch = Watch(self._roster, self._admission, self._lifecycle, host_available)
+        self._watch = Watch(self._roster, self._admission, self._lifecycle, host_available, host_pressure)
         self._make_worker = make_worker
         self._started = False
 
@@ -197,8 +198,8 @@ class Registry:
         """Move a resident model to the host tier once its requests are done.
 
         Raises:
-            Unsupported: it can't be parked, with the reason.
-            ModelLoading: it is not resident.
+            Unsupported: it can't be parked, with the reason; or it has no engine.
+            ModelLoading: it is on its way to being resident.
             ResourceExhausted: the host tier had no room, or the engine failed to park; it was unloaded.
             DeadlineExceeded: requests were still running when the drain deadline came.
         """
@@ -212,8 +213,10 @@ class Registry:
                 raise Unsupported(f"model {name!r} can't be parked: {why_not}")
             record.park_waiters.append(waiter)
             self._lifecycle.drains.begin(record, Drain("park requested", park=True))
-        elif record.state is _R.PARKING:
+        elif record.state is _R.PARKING or (record.drain is not None and record.drain.park):
             record.park_waiters.append(waiter)
+        elif record.state in (_R.UNLOADED, _R.UNLOADING, _R.FAILED, _R.QUARANTINED):
+            raise Unsupported(f"model {name!r} is {record.state}: there is no engine to park, load it first")
         else:
             raise ModelLoading(
                 f"model {name!r} is {record.state}: only a resident model can be parked",
@@ -358,6 +361,10 @@ class Registry:
     def accounts(self) -> list[AccountState]:
         """The ledger's accounts."""
         return list(self._roster.ledger.accounts())
+
+    def host_tier(self) -> HostTierStatus:
+        """How full the host tier is."""
+        return HostTierStatus(budget=self._tier.budget, used=self._tier.used, idle=self._tier.arena.idle)
 
     def decisions(self) -> list[Decision]:
         """The newest decisions, oldest first."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sie_core.errors import SieError
+from sie_core.residency.reasons import HOST_WAITS
 from sie_core.residency.record import Drain
 from sie_core.residency.roster import HOST, Roster, log
 from sie_core.types import Residency
@@ -22,12 +23,19 @@ class Watch:
     """A rise of what others use binds admission at once; it evicts only when a second sample confirms it."""
 
     def __init__(
-        self, roster: Roster, admission: Admission, lifecycle: Lifecycle, host_available: Callable[[], int] | None
+        self,
+        roster: Roster,
+        admission: Admission,
+        lifecycle: Lifecycle,
+        host_available: Callable[[], int] | None,
+        host_pressure: Callable[[], float | None] | None = None,
     ) -> None:
         self._roster = roster
         self._admission = admission
         self._lifecycle = lifecycle
         self._host_available = host_available
+        self._host_pressure = host_pressure
+        self._relieved_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._deficits: dict[str, int] = {}
 
@@ -44,6 +52,7 @@ class Watch:
         roster, ledger = self._roster, self._roster.ledger
         roster.sample(roster.devices)
         self._look_at_host()
+        self._feel_pressure()
         for account in roster.devices:
             short = ledger.deficit(account)
             if short > 0 and self._deficits.get(account, 0) > 0 and not self._admission.busy:
@@ -65,6 +74,18 @@ class Watch:
         if short > 0:
             # No second sample here: before the next one the kernel may have to kill somebody.
             self._lifecycle.parking.relieve_host(short)
+
+    def _feel_pressure(self) -> None:
+        """The kernel says that tasks wait for memory, though there may still be some: one copy at a time goes."""
+        pressure = self._host_pressure() if self._host_pressure is not None else None
+        settings, now = self._roster.settings, self._roster.now()
+        if pressure is None or pressure <= settings.host_pressure_limit:
+            return
+        if now - self._relieved_at >= settings.host_pressure_pause_s:
+            self._relieved_at = now
+            parking = self._lifecycle.parking
+            reason = f"{HOST_WAITS} ({pressure:.0f}% of the time)"
+            parking.relieve_host(parking.tier.arena.idle + 1, reason)
 
     def _relieve(self, account: str, short: int) -> None:
         """Let idle models go until the book is right again."""
