@@ -6,7 +6,7 @@ import asyncio
 
 import attrs
 import pytest
-from house import MIB, close, fake, house, play
+from sie_testing.house import MIB, close, fake, house, play
 from sie_core import ConfigError, EngineDied, ModelLoadFailed, ModelNotFound, Residency, ResourceExhausted, ShuttingDown
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from house import MIB, House, close, fake, house, play
+from sie_testing.house import MIB, House, close, fake, house, play
 from sie_core import ModelSpec, Residency, ResourceExhausted, ShuttingDown, Unsupported
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints

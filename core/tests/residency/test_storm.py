@@ -11,7 +11,7 @@ import random
 
 import attrs
 import pytest
-from house import MIB, House, close, fake, house, play
+from sie_testing.house import MIB, House, close, fake, house, play
 from sie_core import DeviceOutOfMemory, ModelSpec, SieError
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints

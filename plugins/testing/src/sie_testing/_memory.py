@@ -67,6 +67,10 @@ class FakeMemory:
             return dict.fromkeys(self.accounts, None)
         return {account: self.context[account] + self._weights_on(account) for account in self.accounts}
 
+    def really_holds(self, account: str) -> int:
+        """Allocated bytes there."""
+        return sum(len(buffer.view) for (_, where), buffer in self._buffers.items() if where == account)
+
     def retained(self) -> dict[str, int]:
         """What a parked engine says it keeps: the contexts (its lie about freed bytes is not in here)."""
         return {account: nbytes for account, nbytes in self.context.items() if nbytes}
@@ -80,6 +84,9 @@ class FakeMemory:
                 self._copy_out(ctx)
             for account in self.accounts:
                 self._buffers.pop(("weights", account)).free()
+            kept = {account: self.weights[account] - int(self.weights[account] * self.options.freed)
+                    for account in self.accounts}
+            self._allocate(ctx, "kept", kept)
         self.backup_bytes = 0
         self.parked = True
 
@@ -88,6 +95,10 @@ class FakeMemory:
         if not self.parked:
             return
         if self.options.allocate:
+            for account in self.accounts:
+                kept = self._buffers.pop(("kept", account), None)
+                if kept is not None:
+                    kept.free()
             self._allocate(ctx, "weights", self.weights)
             for account, copy in self._copy.items():
                 self._buffers["weights", account].view[: len(copy)] = copy

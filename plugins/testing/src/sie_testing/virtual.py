@@ -49,8 +49,11 @@ class _Shuffled(collections.deque[Any]):
     def __init__(self, order: random.Random) -> None:
         super().__init__()
         self._order = order
+        self.between: Callable[[], None] | None = None
 
     def popleft(self) -> Any:
+        if self.between is not None:
+            self.between()
         if len(self) > 1:
             self.rotate(-self._order.randrange(len(self)))
         return super().popleft()
@@ -78,6 +81,12 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         if seed is not None:
             self._ready = _Shuffled(random.Random(seed))
         self.set_exception_handler(self._unhandled)
+
+    def between_steps(self, look: Callable[[], None] | None) -> None:
+        """Call ``look`` before each callback of a seeded loop; what it raises ends the run."""
+        if not isinstance(self._ready, _Shuffled):
+            raise ValueError("only a loop with a seed can be looked at between its steps")
+        self._ready.between = look
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
