@@ -107,7 +107,9 @@ def _departure(model: str, mine: Sequence[Decision]) -> Departure | None:
     last, before = mine[ends[-1]], ends[-2] + 1 if len(ends) > 1 else 0
     since = mine[before : ends[-1]]
     how = _LEFT[last.action]
-    cause = next((one for one in reversed(since) if one.action == "evict"), None) if how != "dropped" else None
+    # An eviction of the model's own making names others as its victims; one by circumstance names none.
+    evictions = [one for one in reversed(since) if one.action == "evict" and (model in one.victims or not one.victims)]
+    cause = evictions[0] if evictions and how != "dropped" else None
     not_parked = next((one for one in reversed(since) if one.model == model and one.action in _NOT_PARKED), None)
     return Departure(
         at=last.at,
