@@ -154,7 +154,7 @@ def torch(session: nox.Session, transformers: str) -> None:
 def system(session: nox.Session) -> None:
     """The command line and the server as processes, with the real model; what the benchmark rests on."""
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST)
-    _pytest(session, "tests/cli", "tests/bench")
+    _pytest(session, "tests/cli", "tests/host_tier", "tests/bench")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)

@@ -75,7 +75,7 @@ def test_a_load_that_takes_too_long_is_given_up_and_goes_on(ask: Sie, until: Cal
 
 
 def test_an_unknown_model_is_named_with_what_was_meant(ask: Sie) -> None:
-    for command in ("load", "unload", "pin", "unpin"):
+    for command in ("load", "unload", "park", "wake", "pin", "unpin", "explain"):
         done = ask(command, "fats")
         assert done.returncode == 1
         assert "did you mean fast?" in done.stderr

@@ -89,6 +89,13 @@ def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
     assert config.warnings == ()
 
 
+@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.yaml")), ids=lambda file: file.name)
+def test_an_example_file_loads(file: Path) -> None:
+    config = load_config(file, environ={})
+    assert len(config.models) > 1
+    assert config.warnings == ()
+
+
 @_examples("python")
 def test_a_program_runs(block: Block, server: Any, tmp_path: Path) -> None:
     for other in BLOCKS:  # a program may use the named files of its page
@@ -117,6 +124,11 @@ def _check(command: str, server: Any, folder: Path) -> None:
     if name == "make":
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
         assert {word for word in arguments if "=" not in word} <= targets, command
+        values = dict(word.split("=", 1) for word in arguments if "=" in word)
+        assert values.keys() <= set(re.findall(r"\$\((?:if \$\()?([A-Z]+)", (ROOT / "Makefile").read_text("utf-8"))), (
+            command
+        )
+        assert "CONFIG" not in values or (ROOT / values["CONFIG"]).exists(), command
     elif name in ("nox", ".nox/.tools/bin/nox"):
         sessions = set(
             re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE)
