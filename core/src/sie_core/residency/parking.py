@@ -233,8 +233,9 @@ class Parking:
             life.unload(record, "could not be woken")
             return
         self._after_wake(record, seat, residue)
-        record.wake_s = roster.now() - started
-        self._observe_wake(record, started, "ok")
+        # Without the wait for room: what counts is what a wake costs, and the guard against thrashing is made from it.
+        record.wake_s = roster.now() - record.admitted_at
+        self._observe_wake(record, record.admitted_at, "ok")
         record.task = None
         record.resident_at = record.last_used = roster.now()
         roster.set(record, _R.RESIDENT, "woken")
@@ -247,6 +248,7 @@ class Parking:
         assert record.reserve is not None
         for attempt in range(roster.settings.load_retries + 1):
             placed = await life.admission.admit(record, record.reserve, wake=True, at_least=at_least, cause=cause)
+            record.admitted_at = roster.now()
             if life.unwanted(record, epoch) or seat.dead is not None:
                 raise TransitionError("no longer wanted" if seat.dead is None else seat.dead)
             record.ctx = ctx = life.context(record, timeout)

@@ -241,6 +241,8 @@ class Record:
     load_s: float | None = None
     started_at: float = 0.0
     resident_at: float = 0.0
+    admitted_at: float = 0.0
+    """When the last wake got its room."""
     last_used: float = 0.0
     exempt_until: float = 0.0
     booked: tuple[Need, ...] = ()
