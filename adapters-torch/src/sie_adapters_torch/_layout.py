@@ -7,6 +7,7 @@ is aliased is copied once and comes back aliased.
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -77,8 +78,9 @@ class Layout:
         )
 
     def bytes_on(self, account: str) -> int:
-        """Bytes of the regions on one device."""
-        return sum(region.nbytes for region in self.regions if region.account == account)
+        """Bytes of the regions on one device; an emulated one gives out whole pages."""
+        sizes = [(each.nbytes, each.buffer is not None) for each in self.regions if each.account == account]
+        return sum(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE if pages else nbytes for nbytes, pages in sizes)
 
     def storages(self) -> list[torch.UntypedStorage]:
         """Of the pieces, as the tensors have them now."""

@@ -32,6 +32,7 @@ _LEAVES: frozenset[type] = frozenset(
 )
 _NOTHING: dict[str, Any] = {}
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NO_FURTHER = frozenset({"sie_core", "numpy", *sys.stdlib_module_names})
 
 
@@ -161,16 +162,22 @@ class _Walker:
         attributes = vars(module)
         push = self._stack.append
         for group in ("_modules", "_buffers", "_parameters"):
-            for name, value in attributes.get(group, {}).items():
+            for name, value in attributes.get(group, _NOTHING).items():
                 if value is not None:
                     push((value, module, name))
-        if "_hf_hook" in attributes:
-            self.found.trouble(f"accelerate has put a hook on its {type(module).__name__}, which moves weights itself")
-        if "graph" in attributes:
-            self._note_graph(module, _PLAIN_OBJECT)
-        for name, value in attributes.items():
-            if type(value) not in _LEAVES and (name not in _MODULE_OWN or ("hook" in name and value)):
+        for name in _HOOKS:
+            if hooks := attributes.get(name):
+                push((hooks, module, name))
+        for name in attributes.keys() - _MODULE_OWN:  # what every module has is most of it
+            value = attributes[name]
+            if type(value) not in _LEAVES:
                 push((value, module, name))
+            if name == "_hf_hook":
+                self.found.trouble(
+                    f"accelerate has put a hook on its {type(module).__name__}, and moves weights itself"
+                )
+            elif name == "graph":
+                self._note_graph(module, _PLAIN_OBJECT)
 
     def _tensor(self, entry: _Entry) -> None:
         tensor: torch.Tensor = entry[0]
