@@ -66,7 +66,7 @@ def _commands(block: Block) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any]) -> Any:
-    running = start_server()
+    running = start_server(None, "--emulate-device", "512MiB")
     running.load("minilm")
     return running
 
