@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 TRIES = 11
-HEAVY = ("torch", "transformers", "starlette", "uvicorn", "opentelemetry", "cattrs", "structlog")
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "opentelemetry", "httpx")
 IMPORT = """
 import sys, time
 start = time.perf_counter()
