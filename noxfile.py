@@ -182,6 +182,14 @@ def clients(session: nox.Session) -> None:
         _pytest(session, "tests/clients/test_sie_sdk.py")
 
 
+@nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False)
+def simulate(session: nox.Session) -> None:
+    """20,000 random runs of residency, every rule checked all along. `-- --from 7 --seeds 1 --trace` shows one."""
+    session.install("-e", "core", "-e", "plugins/testing")
+    jobs = str(os.cpu_count() or 1)
+    session.run("python", "-m", "sie_testing.simulate", "--seeds", "20000", "--jobs", jobs, *session.posargs)
+
+
 # --- benchmark ---------------------------------------------------------------------------------------------
 
 

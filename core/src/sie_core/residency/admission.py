@@ -111,6 +111,9 @@ class Admission:
         try:
             return await future
         except BaseException:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._unbook(needer)  # granted in the same turn in which whoever waited was cancelled
+                self.request_pump()
             self._forget(needer, "given up")
             raise
 
@@ -333,7 +336,8 @@ class Admission:
     def _hopeless(self, needer: Needer, ways: list[Placement]) -> bool:
         """Fail the needer if not even evicting everybody would help: pins, or memory that is not ours."""
         roster, record = self._roster, needer.record
-        if needer.at_least and not self._others(needer, ways):
+        if needer.at_least and (needer.purpose != "engine" or not self._others(needer, ways)):
+            # A batch that ran out of memory has leases to give back: it does not wait for somebody to turn up.
             self._fail(needer, needer.cause or ResourceExhausted("nothing is left to evict", retry_after_s=5.0))
             return True
         movable = frozenset(
@@ -356,8 +360,11 @@ class Admission:
     def _others(self, needer: Needer, ways: list[Placement]) -> bool:
         """Whether any other model that may ever be evicted is on one of these devices, or on its way there."""
         accounts = {account for place in ways for account in place.devices}
+        held = self._roster.ledger.holding
         return any(
-            other is not needer.record and not other.spec.pinned and accounts.intersection(other.devices)
+            other is not needer.record
+            and not other.spec.pinned
+            and any(nbytes > 0 and account in accounts for account, nbytes in held(other.name).items())
             for other in self._roster.records.values()
         )
 

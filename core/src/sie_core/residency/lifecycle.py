@@ -94,6 +94,7 @@ class Lifecycle:
     def unload(self, record: Record, reason: str) -> None:
         """Destroy the engine of a drained, parked or dead model."""
         self.drains.end(record)
+        self.admission.withdraw(record, TransitionCancelled(reason))  # what it wanted beyond its load
         self.roster.set(record, _R.UNLOADING, reason)
         self._start(record, self._unload(record, reason))
 
@@ -110,6 +111,26 @@ class Lifecycle:
     def _start(self, record: Record, transition: Coroutine[Any, Any, None]) -> None:
         record.task = asyncio.get_running_loop().create_task(transition, name=f"sie:{record.name}")
         self.keep(record.task)
+        record.task.add_done_callback(lambda task: self._ended(record, task))
+
+    def _ended(self, record: Record, task: asyncio.Task[None]) -> None:
+        """A transition ends with another one or without a task. One that was torn from outside does neither."""
+        if record.task is not task or not (task.cancelled() or task.exception() is not None):
+            return
+        if not task.cancelled():
+            log.error("%s: its transition failed", record.name, exc_info=task.exception())
+        elif all(other.cancelling() for other in asyncio.all_tasks()):
+            return  # the loop itself is being closed: nothing that is started now would run
+        record.task = None
+        if record.ctx is not None:
+            record.ctx.cancelled.set()
+        worker = record.worker if record.seat is None else record.seat.worker
+        if worker is not None and worker.stuck is not None:
+            self.quarantine(record, worker)
+        elif record.seat is not None:
+            self.unload(record, "its transition was interrupted")
+        else:
+            self.loading.give_up_quietly(record, "its load was interrupted")
 
     def _count_lookup(self, record: Record, *, hit: bool) -> None:
         if self.parking.tier.on and self.roster.observer is not None:
@@ -156,6 +177,7 @@ class Lifecycle:
 
     def quarantine(self, record: Record, worker: EngineWorker) -> None:
         """A call can't be killed: its claims stay booked until it returns."""
+        self.admission.withdraw(record, TransitionCancelled("a call into its engine does not return"))
         if record.ctx is not None:
             record.ctx.cancelled.set()
         self.roster.set(record, _R.QUARANTINED, "a hook overran its deadline")

@@ -63,7 +63,7 @@ class Loading:
         record.progress = None
         if engine is None:
             worker.close()
-            record.worker = record.seat = None
+            record.worker = record.seat = record.ctx = None
         elif life.unwanted(record, epoch):
             # The engine was made for a configuration that is gone, or nobody wants it any more.
             life.unload(record, record.retire or "configuration changed")
@@ -84,6 +84,8 @@ class Loading:
             if not record.tickets and attempt == 0:
                 raise TransitionCancelled("everybody who waited has left")
             placed = await life.admission.admit(record, reserve, at_least=at_least, cause=cause)
+            if life.unwanted(record, epoch):
+                raise TransitionCancelled("no longer wanted")
             try:
                 return await self._launch(record, worker, placed)
             except OutOfMemory as error:
@@ -124,7 +126,7 @@ class Loading:
         ctx.grant = placed.grant
         events = Events(life, record, asyncio.get_running_loop(), worker)
         started = roster.now()
-        with roster.moving_bytes(placed.devices):
+        with roster.moving_bytes(placed.devices) as alone:
             before = roster.used(placed.devices)
             engine = await worker.call(adapter.load, record.spec, ctx, events, hook="load", timeout=timeout)
             if not isinstance(engine, Engine):
@@ -139,7 +141,7 @@ class Loading:
             after = roster.used(placed.devices)
         for account in placed.devices:
             realised = report.devices.get(account)
-            if realised is None and account in before and account in after:
+            if realised is None and account in before and account in after and alone(account):
                 realised = max(0, after[account] - before[account])
             roster.ledger.realise(record.name, account, realised)
             record.resident_bytes[account] = realised
@@ -169,7 +171,7 @@ class Loading:
                     seat.baseline = await seat.worker.call(
                         seat.engine.probe, ctx, hook="probe", timeout=settings.close_timeout_s
                     )
-        except HookTimeout:
+        except (HookTimeout, asyncio.CancelledError):
             raise  # quarantined with its seat
         except BaseException:
             await self._life.close_engine(record, seat)
@@ -188,6 +190,14 @@ class Loading:
         if roster.observer is not None:
             roster.observer.model_loaded(record.name, 0.0, outcome=failure.error_class)
         record.fail_tickets(failure.as_error(record.name))
+
+    def give_up_quietly(self, record: Record, reason: str) -> None:
+        """Nothing was made yet: as if the load had been called off."""
+        if record.worker is not None:
+            record.worker.close()
+        record.worker = record.ctx = record.progress = None
+        self._back_to_unloaded(record, reason)
+        self._life.settle(record)
 
     def _back_to_unloaded(self, record: Record, reason: str) -> None:
         self._drop_claims(record)

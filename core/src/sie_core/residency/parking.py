@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sie_core.adapter import Declined, HostOffload, HostResidue
+from sie_core.adapter import Declined, HostOffload, HostResidue, MemoryReport
 from sie_core.errors import (
     HookTimeout,
     OutOfMemory,
@@ -22,7 +22,7 @@ from sie_core.errors import (
 from sie_core.residency.reasons import HOST_SHORT, TIER_FULL
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
-from sie_core.residency.tier import HostTier
+from sie_core.residency.tier import HostCopy, HostTier
 from sie_core.types import Residency, WakeCheck
 from sie_core.units import format_bytes
 
@@ -77,11 +77,17 @@ class Parking:
         life, roster, seat, epoch = self._life, self._life.roster, record.seat, record.epoch
         assert seat is not None
         started = roster.now()
-        before = roster.used(record.devices)
         try:
             await self._make_room(record, seat)
-            with roster.moving_bytes(record.devices):
-                offload = await self._offload(record, seat)
+            with roster.moving_bytes(record.devices) as alone:
+                before = roster.used(record.devices)
+                offload, report = await self._offload(record, seat)
+                after = roster.used(record.devices)
+                came_free = {
+                    name: max(0, before[name] - after[name])
+                    for name in record.devices
+                    if name in before and name in after and alone(name)
+                }
         except HookTimeout as error:
             log.error("%s: %s", record.name, error.message)
             self._observe_park(record, started, "timeout")
@@ -95,7 +101,7 @@ class Parking:
             self._observe_park(record, started, type(error).__name__)
             life.unload(record, f"{reason}; could not be parked")
             return
-        self._credit(record, offload, before, reason)
+        self._credit(record, offload, came_free, report, reason)
         record.park_s = roster.now() - started
         self._observe_park(record, started, "ok")
         record.task = None
@@ -123,7 +129,8 @@ class Parking:
         if tier.set_aside(record.name, announced) is None:
             raise ResourceExhausted("the host has no room for the copy")
 
-    async def _offload(self, record: Record, seat: Seat) -> HostOffload:
+    async def _offload(self, record: Record, seat: Seat) -> tuple[HostOffload, Mapping[str, int | None]]:
+        """The hook's answer, and what the engine itself reports afterwards."""
         timeout = self._life.roster.settings.offload_timeout_s
         record.ctx = ctx = self._life.context(record, timeout)
         answer = await self._life.ask(record, seat.worker, "offload_to_host", timeout, engine=seat.engine, ctx=ctx)
@@ -131,25 +138,36 @@ class Parking:
             raise TransitionError(f"offload_to_host returned {type(answer).__name__}, no HostOffload")
         if seat.dead is not None:
             raise TransitionError(f"the engine died while it was parked: {seat.dead}")
-        return answer
+        report: MemoryReport = await seat.worker.call(seat.engine.memory, hook="memory", timeout=timeout)
+        return answer, report.devices
 
-    def _credit(self, record: Record, offload: HostOffload, before: Mapping[str, int], reason: str) -> None:
-        """Book what is left on the devices, as measured: an engine that freed less than it said is charged for it."""
+    def _credit(
+        self,
+        record: Record,
+        offload: HostOffload,
+        measured: Mapping[str, int],
+        report: Mapping[str, int | None],
+        reason: str,
+    ) -> None:
+        """Book what is left on the devices, as measured: an engine that freed less than it said is charged for it.
+
+        The device's figure counts only where nobody else moved bytes; its own report counts everywhere.
+        """
         roster, seat = self._life.roster, record.seat
         assert seat is not None
         self.tier.realise(record.name)
-        after = roster.used(record.devices)
         retained: dict[str, int] = {}
         freed = 0
         for account in record.devices:
             told = offload.retained.get(account, 0)
             holding = record.resident_bytes.get(account)
-            if holding is None or account not in before or account not in after:
-                retained[account] = told
-                freed += (holding or 0) - told
+            left = max(told, report.get(account) or 0)
+            if holding is None:
+                retained[account] = left
                 continue
-            came_free = max(0, before[account] - after[account])
-            left = max(told, holding - came_free)
+            if account in measured:
+                left = max(left, holding - measured[account])
+            came_free = max(0, holding - left)
             freed += came_free
             retained[account] = left
             if came_free < _FREED_ENOUGH * (holding - told):
@@ -186,10 +204,22 @@ class Parking:
             if record.task is not None:
                 await asyncio.wait({record.task})
         elif copy.droppable:
-            freed = await seat.worker.call(seat.engine.drop_backup, hook="drop_backup", timeout=_DROP_S * 10)
-            if freed and self.tier.copies.get(record.name) is copy:
-                self.tier.forget(record.name)
-                self._life.roster.decide(record.name, "drop backup", reason, freed=copy.nbytes)
+            await self._drop_backup(record, seat, copy, reason)
+
+    async def _drop_backup(self, record: Record, seat: Seat, copy: HostCopy, reason: str) -> None:
+        timeout = self._life.roster.settings.close_timeout_s
+        try:
+            freed = await seat.worker.call(seat.engine.drop_backup, hook="drop_backup", timeout=timeout)
+        except HookTimeout as error:
+            log.error("%s: %s", record.name, error.message)
+            self._life.died(record, seat.worker, error.message)  # its thread is lost, and the engine with it
+            return
+        except Exception:  # it keeps its backup, and stays charged for it
+            log.exception("%s: dropping its backup failed", record.name)
+            return
+        if freed and self.tier.copies.get(record.name) is copy:
+            self.tier.forget(record.name)
+            self._life.roster.decide(record.name, "drop backup", reason, freed=copy.nbytes)
 
     def relieve_host(self, short: int, reason: str = HOST_SHORT) -> None:
         """The host itself runs short: give idle memory back, then backups, then the copies parked longest ago."""

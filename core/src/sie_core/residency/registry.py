@@ -255,10 +255,13 @@ class Registry:
         if record is None or record.seat is None or record.seat.engine is not lease.engine or not record.devices:
             return False
         ranks = tuple(DeviceNeed(max(1, nbytes), device=device) for device in record.devices)
-        purpose = self._lifecycle.next_growth()
+        purpose, seat = self._lifecycle.next_growth(), record.seat
         try:
             await self._admission.admit(record, AdmissionReserve(ranks), purpose=purpose, at_least=1)
         except SieError:
+            return False
+        if record.seat is not seat or record.state not in (_R.RESIDENT, _R.DRAINING):
+            self._roster.ledger.release(record.name, purpose=purpose)
             return False
         self._roster.ledger.settle(record.name)
         return True
@@ -411,15 +414,11 @@ class Registry:
         """Book them one after the other, as they would be loaded, and take it all back."""
         ledger = self._roster.ledger
         booked: list[str] = []
-        try:
-            for record in pinned:
-                worker = self._make_worker(record.name)
-                try:
-                    reserve = await self._lifecycle.loading.reserve(record, worker)
-                except SieError:
-                    continue  # it will fail on its own, with its own reason
-                finally:
-                    worker.close()
+        reserves = [(record, await self._reserve(record)) for record in pinned]
+        try:  # from here on without an await: nobody sees these claims
+            for record, reserve in reserves:
+                if reserve is None or record.state is not _R.UNLOADED:
+                    continue
                 ways = places(self._roster, record, reserve)
                 fitting = next((way for way in ways if not ledger.shortfall(way.all_needs)), None)
                 if fitting is None:
@@ -428,11 +427,21 @@ class Registry:
                     names = ", ".join([*booked, record.name])
                     problem = ConfigProblem(f"the pinned models do not fit together: {names}", path="models")
                     raise ConfigError([problem])
-                ledger.book(record.name, fitting.all_needs)
+                ledger.book(record.name, fitting.needs)
                 booked.append(record.name)
         finally:
             for name in booked:
                 ledger.release(name)
+
+    async def _reserve(self, record: Record) -> AdmissionReserve | None:
+        """What a model will need; ``None``: it can't be told, and the load will fail with the reason."""
+        worker = self._make_worker(record.name)
+        try:
+            return await self._lifecycle.loading.reserve(record, worker)
+        except Exception:  # whatever a plugin raises
+            return None
+        finally:
+            worker.close()
 
     async def shutdown(self, deadline_s: float = 30.0, *, drain_s: float | None = None) -> None:
         """Fail who waits, cancel what loads, drain and unload everything; all within ``deadline_s`` seconds.

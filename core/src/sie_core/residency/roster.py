@@ -70,6 +70,9 @@ class Roster:
         self.subscribers: list[Callable[[ResidencyChanged], None]] = []
         self.closing = False
         self._epochs = itertools.count(1)
+        self._marks = itertools.count(1)
+        self._movers: dict[str, int] = {}
+        self._last_mover: dict[str, int] = {}
 
     def now(self) -> float:
         """Seconds on the event loop's clock, which tests make virtual."""
@@ -198,18 +201,26 @@ class Roster:
         )
 
     @contextmanager
-    def moving_bytes(self, accounts: Iterable[str]) -> Iterator[None]:
-        """While a transition moves bytes, a fall of a device's used memory is not taken for foreign memory leaving."""
+    def moving_bytes(self, accounts: Iterable[str]) -> Iterator[Callable[[str], bool]]:
+        """While a transition moves bytes, a fall of a device's used memory is not taken for foreign memory leaving.
+
+        Yields a question: was this the only transition on the account all along, so that what changed is its doing?
+        """
         moved = [*accounts]
         if HOST not in moved and self.ledger.has_account(HOST):
             moved.append(HOST)  # staging and copies move there
+        mark = next(self._marks)
+        alone = {account: not self._movers.get(account) for account in moved}
         for account in moved:
             self.ledger.begin_transition(account)
+            self._movers[account] = self._movers.get(account, 0) + 1
+            self._last_mover[account] = mark
         try:
-            yield
+            yield lambda account: alone.get(account, False) and self._last_mover[account] == mark
         finally:
             for account in moved:
                 self.ledger.end_transition(account)
+                self._movers[account] -= 1
 
     def growths(self, model: str) -> list[str]:
         """The purposes of the model's claims for bytes that it came to need after its load."""

@@ -71,6 +71,7 @@ class HostTier:
     arena: Arena = field(factory=Arena)
     copies: dict[str, HostCopy] = field(factory=dict)
     """By model, the one that was parked (or woken) longest ago first."""
+    _closed: bool = False
 
     @property
     def on(self) -> bool:
@@ -156,6 +157,7 @@ class HostTier:
         copy = self.copies.get(model)
         if copy is not None:
             self.roster.ledger.realise(model, HOST, copy.nbytes, purpose=_COPY)
+            self._book_arena()  # its block may have come from there
 
     def keep_backup(self, model: str, *, droppable: bool) -> None:
         """The model is awake and keeps its copy."""
@@ -177,14 +179,16 @@ class HostTier:
         """The idle part of the arena is memory that this process holds: it stands in the book."""
         ledger = self.roster.ledger
         # What is idle beyond the budget would never be used again.
-        self.arena.trim(self.arena.idle - max(0, self.budget - self.used))
+        self.arena.trim(self.arena.idle - (0 if self._closed else max(0, self.budget - self.used)))
         ledger.release(_ARENA)
+        # Nor is it kept where the host has run short since.
+        self.arena.trim(self.arena.idle - max(0, ledger.available(HOST)))
         if self.arena.idle:
             ledger.book(_ARENA, [Need(HOST, static=self.arena.idle)], purpose="arena")
             ledger.realise(_ARENA, HOST, self.arena.idle, purpose="arena")
             ledger.settle(_ARENA)
 
     def close(self) -> None:
-        """Give everything back to the system."""
-        self.arena.trim(self.arena.idle)
+        """Give everything back to the system, and keep nothing from now on."""
+        self._closed = True
         self._book_arena()

@@ -84,11 +84,10 @@ class FakeMemory:
                 self._copy_out(ctx)
             for account in self.accounts:
                 self._buffers.pop(("weights", account)).free()
-            kept = {account: self.weights[account] - int(self.weights[account] * self.options.freed)
-                    for account in self.accounts}
-            self._allocate(ctx, "kept", kept)
         self.backup_bytes = 0
         self.parked = True
+        if self.options.allocate:
+            self._allocate(ctx, "kept", {account: self._weights_on(account) for account in self.accounts})
 
     def wake(self, ctx: TransitionContext) -> None:
         """Copy the weights back. The copy stays whole when this raises DeviceOutOfMemory."""
@@ -141,7 +140,7 @@ class FakeMemory:
                     self._buffers[kind, account] = ctx.device_buffer(account, nbytes)
                     taken.append((kind, account))
         except BaseException:
-            for key in taken if kind == "weights" and self.parked else list(self._buffers):
+            for key in taken if self.parked else list(self._buffers):
                 self._buffers.pop(key).free()
             raise
 

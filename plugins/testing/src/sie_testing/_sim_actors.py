@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import attrs
-from sie_core import DeviceOutOfMemory, HostOutOfMemory, LedgerError, ModelSpec, SieError, TransitionError
+from sie_core import LedgerError, ModelSpec, SieError, TransitionError
 from sie_core.residency.record import Lease
+from sie_core.residency.roster import consume
 
 from sie_testing._sim_draws import Plot, draw_model
-from sie_testing._sim_world import KIB, SimFault, World
+from sie_testing._sim_world import KIB, SimDeviceFull, SimFault, SimHostFull, World
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import pause
 
@@ -31,16 +34,17 @@ class Actors:
         self.tasks: list[asyncio.Task[Any]] = []
         self.ended = False
 
-    def start(self, step: Any) -> asyncio.Task[Any]:
-        task = self._world.loop.create_task(self._sincerely(step))
+    def start(self, step: Callable[..., Awaitable[None]], *args: Any) -> asyncio.Task[Any]:
+        """Let somebody act."""
+        task = self._world.loop.create_task(self._sincerely(partial(step, *args)))
         self.tasks.append(task)
         return task
 
-    async def _sincerely(self, step: Any) -> None:
+    async def _sincerely(self, step: Callable[[], Awaitable[None]]) -> None:
         """Errors that the product answers with are outcomes; any other is a problem."""
         counts = self._world.counts
         try:
-            await step
+            await step()
         except _BUGS as error:
             self._world.problems.append(f"somebody was answered {type(error).__name__}: {error}")
         except SieError as error:
@@ -106,10 +110,9 @@ class Actors:
             if lease.lost.done() or lease._on_release is None:
                 return
             world.counts["batches"] += 1
-            try:
-                await asyncio.wait({lease.worker.submit(activate)})
-            finally:
-                pass
+            run = lease.worker.submit(activate)
+            run.add_done_callback(consume)
+            await asyncio.wait({run})
 
     # --- operators ---------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class Actors:
                 [self._unload, self._load, self._park, self._park, self._pin, self._apply, self._apply_policy, self._kill,
                  self._make_room, self._grow]
             )  # fmt: skip
-            await self._sincerely(act(self.name()))
+            await self._sincerely(partial(act, self.name()))
 
     async def _unload(self, name: str) -> None:
         force = self._order.random() < 0.5
@@ -180,12 +183,31 @@ class Actors:
 
     # --- faults and others -------------------------------------------------------------------------
 
+    def _tear(self) -> None:
+        """Cancel a transition from outside."""
+        running = [task for task in self._world.transitions if not task.done()]
+        if running:
+            task = self._order.choice(running)
+            self._world.counts["torn"] += 1
+            self._world.note(f"{task.get_name()} is cancelled")
+            task.cancel()
+
+    def _die(self, name: str) -> None:
+        record = self._world.records.get(name)
+        if record is not None and record.seat is not None:
+            self._world.counts[f"killed {record.state}"] += 1
+            self._world.engine(record.seat).die("killed in a call")
+
     async def harm(self, rounds: int) -> None:
         """Sets traps: the next call that reaches one fails, is slow, or hangs."""
         order = self._order
         for _ in range(rounds):
             await asyncio.sleep(order.random() * 3)
-            points = FaultPoints.of(f"m{order.randrange(8)}")
+            name = f"m{order.randrange(8)}"
+            points = FaultPoints.of(name)
+            if self._plot.tearing and order.random() < 0.4:
+                self._tear()
+                continue
             point = order.choice(["load", "offload", "restore", "close", "probe", "memory", "reserve", "drop"])
             if self._plot.hanging and order.random() < 0.3:
                 self._world.counts["hangs set"] += 1
@@ -194,8 +216,14 @@ class Actors:
                 else:
                     points.delay(point, order.choice([5.0, 20.0]), times=1)
             else:
-                error = order.choice([SimFault("failed"), DeviceOutOfMemory("full"), HostOutOfMemory("full")])
-                points.fail(point, error, times=order.choice([1, 1, 2]))
+                if order.random() < 0.25:
+                    points.do(order.choice(["offload", "restore", "probe", "close"]), partial(self._die, name), times=1)
+                    continue
+                error: Exception = order.choice([SimFault("failed"), SimDeviceFull("full"), SimHostFull("full")])
+                if point == "close":
+                    error = SimFault("does not close")
+                    points.do(point, self._world.leak, times=1)
+                points.fail(point, error, times=1)
 
     async def crowd(self, rounds: int) -> None:
         """Other processes take memory of the devices and of the host, and give it back."""

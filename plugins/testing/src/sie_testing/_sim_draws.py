@@ -24,6 +24,8 @@ class Plot:
     honest: bool
     faulty: bool
     hanging: bool
+    tearing: bool
+    """Transitions are cancelled from outside."""
     activations: bool
 
 
@@ -58,6 +60,7 @@ def draw(order: random.Random) -> Plot:
         models,
         honest,
         faulty=order.random() < 0.7,
+        tearing=order.random() < 0.25,
         hanging=order.random() < 0.25,
         activations=order.random() < 0.4,
     )
@@ -84,7 +87,7 @@ def draw_model(name: str, order: random.Random, devices: int, honest: bool) -> M
         close_s=pick([0.0, 0.1, 1.0]),
         dims=2,
         oom_at_load=pick([0, 0, 0, 0, 1, 2]),
-        fail_load=pick([None, None, None, None, "EngineStartError", "ValueError"]),
+        fail_load=pick([None] * 9 + ["EngineStartError", "ValueError"]),
         fail_load_times=1,
         backup=order.random() < 0.35,
         decline=pick([None, None, None, None, None, "it does not want to"]),

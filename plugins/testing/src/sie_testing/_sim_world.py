@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
-from sie_core import DeviceOutOfMemory, ModelSpec, ResidencyChanged
+from sie_core import DeviceOutOfMemory, HostOutOfMemory, ModelSpec, ResidencyChanged
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
@@ -22,7 +22,7 @@ from sie_testing.virtual import VirtualClockLoop, VirtualWorker
 if TYPE_CHECKING:
     from sie_core.residency.record import Record, Seat
 
-__all__ = ["KIB", "SimDevice", "SimFault", "World", "WorldSettings"]
+__all__ = ["KIB", "SimDevice", "SimDeviceFull", "SimFault", "SimHostFull", "World", "WorldSettings"]
 
 KIB = 1024
 _MUTATORS = (
@@ -33,6 +33,14 @@ _MUTATORS = (
 
 class SimFault(RuntimeError):
     """A fault that the simulation injected: nothing to wonder at in a log."""
+
+
+class SimDeviceFull(DeviceOutOfMemory):
+    """Injected: the ledger said that there was room."""
+
+
+class SimHostFull(HostOutOfMemory):
+    """Injected."""
 
 
 @cache
@@ -119,7 +127,7 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, SimFault):
+        if error is not None and not isinstance(error, SimFault | SimDeviceFull | SimHostFull):
             self.found.append(f"logged: {record.getMessage()}: {type(error).__name__}: {error}")
 
 
@@ -150,6 +158,8 @@ class World:
     problems: list[str] = field(factory=list)
     honest: bool = True
     """No engine lies about its size, and no foreign memory rose: no device may ever be asked for what it has not."""
+    leaks: bool = False
+    """A close failed: what that engine held may never come free."""
     host_foreign: int = 0
     on_await: Callable[[asyncio.Task[Any], Any], None] | None = None
     """Told of every await of a transition, with the future that it waits for."""
@@ -176,6 +186,11 @@ class World:
         log.addHandler(self._handler)
         log.setLevel(logging.ERROR)
         log.propagate = False
+
+    def leak(self) -> None:
+        """An engine won't close."""
+        self.leaks = True
+        self.honest = False
 
     def close(self) -> None:
         """Take the ears off the log."""
@@ -234,6 +249,8 @@ class World:
         watched.task = task
         self.transitions[task] = None
         task.add_done_callback(self._transition_done)
+        if self.on_await is not None:
+            self.on_await(task, None)
         return task
 
     def _transition_done(self, task: asyncio.Task[Any]) -> None:

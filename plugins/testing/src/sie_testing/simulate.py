@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from sie_testing.simulation import SimulationFailed, simulate
+from sie_testing.simulation import SCENES, SimulationFailed, interrupt, simulate
 
 __all__ = ["main"]
 
@@ -56,6 +56,16 @@ def _lines(counts: Counter[str]) -> Iterable[str]:
     return (f"  {number:>9,}  {what}" for what, number in sorted(counts.items()))
 
 
+def _interrupt(scenes: list[str], seeds: range) -> int:
+    try:
+        stood = sum(interrupt(scene, seed=seed) for seed in seeds for scene in scenes)
+    except SimulationFailed as error:
+        print(error)
+        return 1
+    print(f"{len(seeds)} seeds of {len(scenes)} scenes, {stood:,} cancellations, nothing was lost")
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 1 if a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m sie_testing.simulate", description=__doc__)
@@ -65,8 +75,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--keep-going", action="store_true", help="show every seed that fails, not only the first")
     parser.add_argument("--trace", action="store_true", help="show what happened in the run (one seed)")
+    parser.add_argument(
+        "--scene", choices=[*SCENES, "all"], help="instead: cancel a transition at each await of this scene, in turn"
+    )
     options = parser.parse_args(argv)
     seeds = range(options.first, options.first + options.seeds)
+    if options.scene is not None:
+        return _interrupt(list(SCENES) if options.scene == "all" else [options.scene], seeds)
     if options.trace and len(seeds) == 1:
         print("\n".join(simulate(seeds[0], steps=options.steps).trace))
         return 0

@@ -11,21 +11,23 @@ import hashlib
 import random
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import field, frozen
 from sie_core import SieError
 
 from sie_testing._sim_actors import Actors
 from sie_testing._sim_draws import Plot, draw
+from sie_testing._sim_interrupt import SCENES, play_scene
 from sie_testing._sim_rules import BrokenRule, Rules
 from sie_testing._sim_world import World, models_of
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import Deadlock, VirtualClockLoop
 
-__all__ = ["BrokenRule", "Report", "SimulationFailed", "simulate"]
+__all__ = ["SCENES", "BrokenRule", "Report", "SimulationFailed", "interrupt", "simulate"]
 
 _PATIENCE_S = 3600.0
+_T = TypeVar("_T")
 
 
 @frozen
@@ -45,12 +47,6 @@ class Report:
 class SimulationFailed(AssertionError):
     """A rule did not hold, or somebody waited for ever. The message says how to run it again."""
 
-    def __init__(self, seed: int, steps: int, why: str, trace: list[str]) -> None:
-        tail = "\n".join(trace[-40:])
-        again = f"python -m sie_testing.simulate --from {seed} --seeds 1 --steps {steps}"
-        super().__init__(f"seed {seed}: {why}\n{tail}\nrun it again: {again}")
-        self.seed = seed
-        self.why = why
 
 
 def simulate(seed: int, *, steps: int = 40) -> Report:
@@ -76,10 +72,13 @@ def simulate(seed: int, *, steps: int = 40) -> Report:
     try:
         return run_checked(scene(), seed)
     except (BrokenRule, Deadlock, TimeoutError) as error:
-        raise SimulationFailed(seed, steps, str(error) or type(error).__name__, told[0].trace) from error
+        tail = "\n".join(told[0].trace[-40:])
+        again = f"python -m sie_testing.simulate --from {seed} --seeds 1 --steps {steps}"
+        message = f"seed {seed}: {error or type(error).__name__}\n{tail}\nrun it again: {again}"
+        raise SimulationFailed(message) from error
 
 
-def run_checked(scene: Coroutine[Any, Any, Report], seed: int) -> Report:
+def run_checked(scene: Coroutine[Any, Any, _T], seed: int) -> _T:
     """Run a scene on a virtual clock of its own."""
     FaultPoints.reset_all()
     with asyncio.Runner(loop_factory=lambda: VirtualClockLoop(seed)) as runner:
@@ -91,6 +90,23 @@ def run_checked(scene: Coroutine[Any, Any, Report], seed: int) -> Report:
             loop.between_steps(None)
 
 
+def interrupt(scene: str, *, seed: int = 0) -> int:
+    """Play a scene once to count the awaits of its transitions, then once for each with a cancellation there.
+
+    Returns how many cancellations it stood. Raises SimulationFailed.
+    """
+    _, _, awaits = run_checked(play_scene(SCENES[scene], None, False), seed)
+    for at in range(awaits):
+        for late in (False, True):
+            try:
+                run_checked(play_scene(SCENES[scene], at, late), seed)
+            except (BrokenRule, Deadlock) as error:
+                when = f"scene {scene!r}, seed {seed}, await {at} of {awaits}, {'late' if late else 'at once'}"
+                again = f"python -m sie_testing.simulate --scene {scene!r} --from {seed} --seeds 1"
+                raise SimulationFailed(f"{when}: {error}\nrun it again: {again}") from error
+    return 2 * awaits
+
+
 async def _play(world: World, plot: Plot, order: random.Random, seed: int, steps: int) -> Report:
     threads = set(threading.enumerate())
     rules, actors = Rules(world), Actors(world, plot, order)
@@ -99,14 +115,14 @@ async def _play(world: World, plot: Plot, order: random.Random, seed: int, steps
     opening = asyncio.create_task(_open(world))
     if order.random() < 0.8:
         await opening
-    cast = [actors.start(actors.operate(order.randrange(12)))]
+    cast = [actors.start(actors.operate, order.randrange(12))]
     if plot.faulty:
-        cast.append(actors.start(actors.harm(order.randrange(20))))
-    cast.append(actors.start(actors.crowd(order.randrange(10))))
+        cast.append(actors.start(actors.harm, order.randrange(20)))
+    cast.append(actors.start(actors.crowd, order.randrange(10)))
     rush = order.choice([0.05, 0.5, 1.5])
     for _ in range(order.randint(1, steps)):
         await asyncio.sleep(order.random() * rush)
-        actors.start(actors.request())
+        actors.start(actors.request)
         if order.random() < 0.15:
             order.choice(actors.tasks[len(cast) :]).cancel()
     if order.random() < 0.5:

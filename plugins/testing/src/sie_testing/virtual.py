@@ -190,7 +190,11 @@ class VirtualWorker:
     async def call(self, fn: Callable[..., Any], *args: Any, hook: str = "", timeout: float | None = None) -> Any:
         """Run a call and wait for it. Raises HookTimeout after ``timeout`` virtual seconds; ``stuck`` is its future."""
         future = self.submit(fn, *args)
-        done, _ = await asyncio.wait({future}, timeout=timeout)
+        try:
+            done, _ = await asyncio.wait({future}, timeout=timeout)
+        except asyncio.CancelledError:
+            self.stuck = future  # whoever waited is gone; the call is not
+            raise
         if not done:
             self.stuck = future
             raise HookTimeout(hook or getattr(fn, "__name__", "call"), model=self.name, seconds=timeout or 0.0)
