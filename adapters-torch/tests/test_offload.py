@@ -13,7 +13,7 @@ import attrs
 import pytest
 import torch
 from sie_adapters_torch import plugin
-from sie_adapters_torch._offload import OffloadsTensors, forget, mark_stale
+from sie_adapters_torch.offload import OffloadsTensors, forget, mark_stale
 from sie_core import (
     Declined,
     DeviceOutOfMemory,

@@ -215,5 +215,14 @@ print(json.dumps([answers, "torch" in sys.modules]))
     assert json.loads(done.stdout) == [[None, None, None], False]
 
 
+def test_an_engine_that_cannot_be_looked_at_is_declined(tier: Any) -> None:
+    class Odd:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise ZeroDivisionError("no attributes today")
+
+    assert "no attributes today" in tier.declined(linear(tier, odd=Odd()))
+
+
 def test_declined_is_what_the_plugin_answers(tier: Any) -> None:
     assert isinstance(plugin.host_offload_bytes(linear(tier, host_offload=False)), Declined)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from sie_adapters_torch._offload import OffloadsTensors
 from sie_adapters_torch.dense import DenseAdapter
+from sie_adapters_torch.offload import OffloadsTensors
 from sie_core import Engine, MemoryReport, ModelSpec, Residency
 from sie_core.memory.emulated import EmulatedDevice
 from sie_core.memory.ledger import Ledger
@@ -166,7 +167,9 @@ def adapted(tier: Any) -> Generator:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     torch.manual_seed(1)
-    model = peft.get_peft_model(llama(), config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what peft uses of transformers is not ours to mend
+        model = peft.get_peft_model(llama(), config)
     return Generator(tier, model.eval())
 
 
@@ -263,11 +266,11 @@ async def test_two_models_take_turns_on_a_device_for_one(make: Any, minilm: Mode
     registry.apply([attrs.evolve(minilm, name=name, device="emulated:0") for name in ("one", "two")])
     engines: dict[str, set[int]] = {"one": set(), "two": set()}
     answers: dict[str, set[bytes]] = {"one": set(), "two": set()}
-    for turn in range(40):
+    for turn in range(20):
         name = ("one", "two")[turn % 2]
         with await registry.acquire(name, wait_s=100) as lease:
             engine: Any = lease.engine
-            vectors = await lease.worker.call(make.embed, engine, TEXTS, hook="run", timeout=60)
+            vectors = await lease.worker.call(make.embed, engine, TEXTS[:3], hook="run", timeout=60)
             engines[name].add(id(engine))
             answers[name].add(vectors.tobytes())
         ledger.check()

@@ -195,9 +195,9 @@ class _Walker:
         value, holder, key = entry
         kind, push = about.kind, self._stack.extend
         if kind is _Kind.DICT:
-            push((item, value, name) for name, item in value.items() if type(item) not in _LEAVES)
+            push((item, value, name) for name, item in list(value.items()) if type(item) not in _LEAVES)
         elif kind in (_Kind.LIST, _Kind.TUPLE):
-            push((item, value, index) for index, item in enumerate(value) if type(item) not in _LEAVES)
+            push((item, value, index) for index, item in enumerate(list(value)) if type(item) not in _LEAVES)
         elif kind is _Kind.FUNCTION:
             push((content, value, name) for name, content in _captured(value))
         elif kind is _Kind.METHOD:
@@ -310,7 +310,7 @@ _HEAP_TYPE = 1 << 9  # made by a class statement: the members of built-in types 
 
 
 def _attributes(value: Any, about: _Class) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", _NOTHING).items()
+    yield from list(getattr(value, "__dict__", _NOTHING).items())
     for name in about.slots:
         try:
             yield name, object.__getattribute__(value, name)
