@@ -13,17 +13,18 @@ from attrs import define, field
 
 from sie_core.adapter import AdmissionReserve, Grant
 from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
-from sie_core.hookspecs import VictimCandidate
 from sie_core.residency.eviction import choose
 from sie_core.residency.placement import Placement, grant_for, places, regrant
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
+from sie_core.residency.victims import Victims
 from sie_core.types import Residency
 from sie_core.units import format_bytes
 
 __all__ = ["Admission", "Needer", "Placed", "Plan"]
 
 _POLL_S = 0.1
+_TICK_S = 0.001
 
 
 @define(eq=False)
@@ -82,7 +83,7 @@ class Admission:
         self.drain: Callable[[Record, Drain], None]
         self.undrain: Callable[[Record, str], None]
         self.evict: Callable[[Record, str], None]
-        self.parkable: Callable[[Record], bool] = lambda record: False
+        self.victims = Victims(roster)
 
     # --- the front door ----------------------------------------------------------------------------
 
@@ -146,6 +147,7 @@ class Admission:
     def pump(self) -> None:
         """Give out what can be given out, longest waiting ticket first."""
         self._pump_due = False
+        self.victims.next_look = float("inf")
         held_back: set[str] = set()
         for needer in sorted(self._waiting, key=lambda needer: needer.since):
             if needer.future.done():
@@ -158,9 +160,14 @@ class Admission:
             except LedgerError as error:  # a bug of ours: this load fails, the queue goes on
                 log.exception("planning for %s failed", needer.record.name)
                 self._fail(needer, error)
-        if any(needer.plan is None for needer in self._waiting) and self._poll is None:
+        if self._poll is not None:
+            self._poll.cancel()
+            self._poll = None
+        if any(needer.plan is None for needer in self._waiting):
             # Guards and exemptions run out with time alone, and nobody reports that.
-            self._poll = asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
+            now = self._roster.now()
+            wait = min(_POLL_S, max(_TICK_S, self.victims.next_look - now))
+            self._poll = asyncio.get_running_loop().call_later(wait, self._poll_again)
 
     def _poll_again(self) -> None:
         self._poll = None
@@ -197,10 +204,10 @@ class Admission:
         needer = next((needer for needer in self._waiting if needer.plan is plan), None)
         if needer is None or plan.committed:
             return
-        others = [name for name in self._victims(needer) if name != record.name and not self._leases(name)]
-        without_plan = frozenset({needer.record.name})
-        for place in places(self._roster, needer.record, needer.reserve):
-            missing = self._roster.ledger.shortfall(place.all_needs, without=without_plan | frozenset(others))
+        roster = self._roster
+        others = [name for name in self._victims(needer) if name != record.name and not roster.records[name].leases]
+        for place in self._all_ways(needer):
+            missing = roster.ledger.shortfall(place.all_needs, without={needer.record.name, *others})
             if not missing:
                 self.refused(record, plan, "a request came for it and idle models can pay instead")
                 return
@@ -310,12 +317,18 @@ class Admission:
         used = max((roster.records[name].last_used for name in victims), default=0.0)
         return evicted, used, -sum(roster.ledger.available(account) for account in place.devices)
 
+    def _all_ways(self, needer: Needer) -> list[Placement]:
+        """Where the engine could go; a parked one goes back to where it was."""
+        if needer.wake:
+            return [Placement(needer.record.devices, needer.record.booked)]
+        return places(self._roster, needer.record, needer.reserve)
+
     def _ways(self, needer: Needer) -> list[Placement] | None:
         """The placements that an empty machine could take; ``None`` after the needer was failed."""
         roster, record = self._roster, needer.record
+        ways = self._all_ways(needer)
         if needer.wake:
-            return [Placement(record.devices, record.booked)]
-        ways = places(roster, record, needer.reserve)
+            return ways
         if not ways:
             there = ", ".join(roster.devices)
             wanted = record.spec.device or f"{len(needer.reserve.ranks)} devices"
@@ -409,70 +422,8 @@ class Admission:
         for name in victims:
             self.drain(roster.records[name], Drain(f"room for {record.name}", plan))
 
-    # --- victims -----------------------------------------------------------------------------------
-
     def _victims(self, needer: Needer) -> Iterator[str]:
-        """Models that may go, in the order to take them: idle before busy, then least recently used."""
-        roster = self._roster
-        yields = roster.now() - needer.since > roster.settings.turn_s
-        busy: list[str] = []
-
-        def in_order() -> Iterator[str]:
-            # Lazy: the planner seldom needs more than the first few of what may be a thousand.
-            for name, record in ((name, roster.records[name]) for name in roster.recent):
-                if name not in needer.refused and self._may_go(record, needer, yields):
-                    if record.leases:
-                        busy.append(name)
-                    else:
-                        yield name
-            yield from busy
-            # Parked engines that hold on to device memory (a context) go when nothing resident can pay.
-            for name, record in roster.records.items():
-                if record.state is Residency.PARKED and record.retained and not record.tickets and record.drain is None:
-                    yield name
-
-        if roster.plugins.implements("choose_victims"):
-            return iter(self._ask(list(in_order()), needer))
-        return in_order()
-
-    def _may_go(self, record: Record, needer: Needer, guard_yields: bool) -> bool:
-        if (
-            record is needer.record
-            or record.state is not Residency.RESIDENT
-            or record.spec.pinned
-            or record.tickets
-            or record.seat is None
-            or (record.seat.first_turn and not guard_yields)
-        ):
-            return False
-        now = self._roster.now()
-        if now < record.exempt_until:
-            return False
-        guard = max(record.spec.min_resident_s, 5 * record.cycle_s)
-        return guard_yields or now - record.resident_at >= guard
-
-    def _leases(self, name: str) -> int:
-        return self._roster.records[name].leases
-
-    def _ask(self, able: list[str], needer: Needer) -> list[str]:
-        """Let a plugin put them in order. Names that are no candidates are ignored, the rest keep their order."""
-        roster, now = self._roster, self._roster.now()
-        asked = [
-            VictimCandidate(
-                model=name,
-                frees=dict(roster.ledger.freed_by(name)),
-                leases=self._leases(name),
-                idle_s=0.0 if self._leases(name) else now - roster.records[name].last_used,
-                load_s=roster.records[name].load_s,
-                can_park=self.parkable(roster.records[name]),
-            )
-            for name in able
-        ]
-        ways = places(roster, needer.record, needer.reserve)
+        """Models that may go for this needer, in the order to take them."""
+        ways = self._all_ways(needer)
         needed = {need.account: need.static + need.context + need.headroom for need in ways[0].needs} if ways else {}
-        try:
-            first = roster.plugins.ask("choose_victims", owner=None, candidates=asked, needed=needed) or ()
-        except Exception:  # a policy's fault must not stop admission: the core's own order serves
-            log.exception("choose_victims failed")
-            first = ()
-        return list(dict.fromkeys([*(name for name in first if name in able), *able]))
+        return self.victims.of(needer.record, needer.since, needer.refused, needed)

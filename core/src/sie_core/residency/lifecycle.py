@@ -57,7 +57,7 @@ class Lifecycle:
         admission.drain = self.drains.begin
         admission.undrain = self.drains.call_off
         admission.evict = self.evict
-        admission.parkable = lambda record: self.parking.why_not(record) is None
+        admission.victims.parkable = lambda record: self.parking.why_not(record) is None
 
     # --- starting transitions ----------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class Loading:
                 raise EngineStartError(f"adapter {record.spec.adapter!r} returned {type(engine).__name__}, no engine")
             pool = record.reserve.headroom_pool if record.reserve is not None else None
             record.seat = seat = Seat(
-                engine, worker, record.spec, record.epoch, roster.permit_pool(placed.devices[0], pool)
+                engine, worker, record.spec, record.epoch, roster.permits_of(placed.devices, pool)
             )
             report = await self._examine(record, seat)
             if events.dead is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any
 
@@ -105,7 +105,8 @@ class Seat:
     worker: EngineWorker
     model: ModelSpec
     epoch: int
-    permits: asyncio.Semaphore | None = None
+    permits: tuple[asyncio.Semaphore, ...] = ()
+    """One for each device of a pooled engine, in an order that all engines keep."""
     leases: int = 0
     first_turn: int = 0
     """Leases given to the tickets that were queued when the engine became resident, and not yet returned."""
@@ -191,11 +192,14 @@ class Lease:
 
 
 @asynccontextmanager
-async def _permit(permits: asyncio.Semaphore | None) -> AsyncIterator[None]:
-    if permits is None:
-        yield
+async def _permit(permits: tuple[asyncio.Semaphore, ...]) -> AsyncIterator[None]:
+    if len(permits) == 1:  # nearly always: runs should not pay for the others
+        async with permits[0]:
+            yield
         return
-    async with permits:
+    async with AsyncExitStack() as stack:
+        for permit in permits:
+            await stack.enter_async_context(permit)
         yield
 
 

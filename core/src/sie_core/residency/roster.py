@@ -228,14 +228,15 @@ class Roster:
             claim.purpose for claim in self.ledger.claims() if claim.owner == model and claim.purpose.startswith(GROWTH)
         ]
 
-    def permit_pool(self, account: str, pool: str | None) -> asyncio.Semaphore | None:
-        """The run permits that engines of one pool share on one device."""
+    def permits_of(self, accounts: Iterable[str], pool: str | None) -> tuple[asyncio.Semaphore, ...]:
+        """The run permits that engines of one pool share on each device, in the order in which to take them."""
         if pool is None:
-            return None
-        key = (account, pool)
-        if key not in self.permits:
-            self.permits[key] = asyncio.Semaphore(self.settings.run_permits)
-        return self.permits[key]
+            return ()
+        keys = [(account, pool) for account in sorted(accounts)]
+        for key in keys:
+            if key not in self.permits:
+                self.permits[key] = asyncio.Semaphore(self.settings.run_permits)
+        return tuple(self.permits[key] for key in keys)
 
 
 def consume(future: asyncio.Future[Any]) -> None:
