@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 import pytest
-from sie_testing.house import MIB, House, close, fake, house, play
 from sie_core import ModelSpec, Residency, ResourceExhausted, ShuttingDown, Unsupported
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
+from sie_testing.house import MIB, House, close, fake, house, play
 
 seeds = pytest.mark.parametrize("seed", range(6))
 PARKED, RESIDENT, UNLOADED = Residency.PARKED, Residency.RESIDENT, Residency.UNLOADED

@@ -349,8 +349,9 @@ class Admission:
     def _hopeless(self, needer: Needer, ways: list[Placement]) -> bool:
         """Fail the needer if not even evicting everybody would help: pins, or memory that is not ours."""
         roster, record = self._roster, needer.record
-        if needer.at_least and (needer.purpose != "engine" or not self._others(needer, ways)):
-            # A batch that ran out of memory has leases to give back: it does not wait for somebody to turn up.
+        # A batch that ran out of memory keeps its leases and its permit while it waits: no longer than a guard lasts.
+        late = needer.purpose != "engine" and roster.now() - needer.at > roster.settings.turn_s
+        if needer.at_least and (late or not self._others(needer, ways)):
             self._fail(needer, needer.cause or ResourceExhausted("nothing is left to evict", retry_after_s=5.0))
             return True
         movable = frozenset(

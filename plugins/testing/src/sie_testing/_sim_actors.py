@@ -120,10 +120,11 @@ class Actors:
         """An operator's round of doings, one after the other."""
         for _ in range(rounds):
             await asyncio.sleep(self._order.random() * 2)
-            act = self._order.choice(
-                [self._unload, self._load, self._park, self._park, self._pin, self._apply, self._apply_policy, self._kill,
-                 self._make_room, self._grow]
+            acts = (
+                self._unload, self._load, self._park, self._park, self._pin, self._apply, self._apply_policy,
+                self._kill, self._make_room, self._grow,
             )  # fmt: skip
+            act = self._order.choice(acts)
             await self._sincerely(partial(act, self.name()))
 
     async def _unload(self, name: str) -> None:

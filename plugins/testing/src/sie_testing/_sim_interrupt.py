@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -112,7 +113,7 @@ async def _failing(world: World) -> None:
 
 async def _turns(world: World) -> None:
     for name in "abab":
-        await at_once(use(world, name), later(0.05, lambda name=name: use(world, name)))
+        await at_once(use(world, name), later(0.05, partial(use, world, name)))
 
 
 async def _hard_turns(world: World) -> None:

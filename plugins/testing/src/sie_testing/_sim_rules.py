@@ -91,7 +91,9 @@ class Rules:
         _require(booked == copies, f"copies {copies} and their claims {booked} differ")
         for name in copies:
             record = world.records.get(name)
-            _require(record is not None and record.state in _COPIES, f"{name} has a copy and is {record and record.state}")
+            _require(
+                record is not None and record.state in _COPIES, f"{name} has a copy and is {record and record.state}"
+            )
         idle = sum(c.promised for c in world.ledger.claims() if c.owner == _ARENA)
         # A copy takes its block on the engine's thread; the book follows when the park has ended.
         _require(idle >= tier.arena.idle, f"the arena has {tier.arena.idle} idle bytes, booked are {idle}")

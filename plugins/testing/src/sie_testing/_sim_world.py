@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import define, field
 from sie_core import DeviceOutOfMemory, HostOutOfMemory, ModelSpec, ResidencyChanged
@@ -21,6 +21,7 @@ from sie_testing.virtual import VirtualClockLoop, VirtualWorker
 
 if TYPE_CHECKING:
     from sie_core.residency.record import Record, Seat
+    from sie_core.residency.tier import HostTier
 
 __all__ = ["KIB", "SimDevice", "SimDeviceFull", "SimFault", "SimHostFull", "World", "WorldSettings"]
 
@@ -63,7 +64,7 @@ class _Buffer:
 
 @define(eq=False)
 class SimDevice:
-    """A device with a size, on which others (``foreign``) take bytes too. Full is full: it refuses, as hardware does."""
+    """A device on which others (``foreign``) take bytes too. Full is full: it refuses, as hardware does."""
 
     name: str
     size: int
@@ -72,7 +73,7 @@ class SimDevice:
     """The driver's figure can't be had."""
     foreign: int = 0
     taken: int = 0
-    kind: str = "emulated"
+    kind: Literal["cuda", "cpu", "emulated"] = "emulated"
     description: str = "simulated"
 
     def total(self) -> int:
@@ -175,7 +176,7 @@ class World:
         self.registry = Registry(
             _plugins(),
             self.ledger,
-            list(self.devices.values()),
+            [*self.devices.values()],
             settings.registry,
             make_worker=VirtualWorker,
             host_available=self.host_available if settings.watch_host else None,
@@ -206,7 +207,7 @@ class World:
         return self.registry._roster.records
 
     @property
-    def tier(self) -> Any:
+    def tier(self) -> HostTier:
         return self.registry._tier
 
     def seats(self) -> list[tuple[Record, Seat]]:
@@ -218,8 +219,9 @@ class World:
 
     def host_available(self) -> int:
         """What the system would still give: the copies' blocks and the arena are really taken."""
-        taken = sum(copy.nbytes for copy in self.tier.copies.values() if copy.block is not None)
-        return self.settings.host - self.host_foreign - taken - int(self.tier.arena.idle)
+        tier: HostTier = self.registry._tier
+        taken = sum(copy.nbytes for copy in tier.copies.values() if copy.block is not None)
+        return self.settings.host - self.host_foreign - taken - tier.arena.idle
 
     # --- being told --------------------------------------------------------------------------------
 

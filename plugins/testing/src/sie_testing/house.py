@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from sie_core import ModelSpec, Residency
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
+
 from sie_testing import FakeOptions, FaultPoints, VirtualClockLoop, VirtualWorker
 
 MIB = 1024 * 1024
@@ -25,7 +26,7 @@ class PretendDevice:
     house: House | None = None
     foreign: int = 0
     measured: Callable[[], int] | None = None
-    kind: str = "emulated"
+    kind: Literal["cuda", "cpu", "emulated"] = "emulated"
     description: str = "pretend"
 
     def total(self) -> int:
@@ -88,6 +89,7 @@ def house(
     settings: RegistrySettings | None = None,
     host: int = 64 * 1024 * MIB,
     plugins: Plugins | None = None,
+    host_available: Callable[[], int] | None = None,
 ) -> House:
     """Build one. Call it with a running loop."""
     ledger = Ledger()
@@ -96,7 +98,14 @@ def house(
     settings = settings or RegistrySettings()
     for device in pretend.values():
         ledger.add_account(device.name, total=device.size, permits=settings.run_permits)
-    registry = Registry(plugins or Plugins.load(), ledger, list(pretend.values()), settings, make_worker=VirtualWorker)
+    registry = Registry(
+        plugins or Plugins.load(),
+        ledger,
+        [*pretend.values()],
+        settings,
+        make_worker=VirtualWorker,
+        host_available=host_available,
+    )
     registry.apply(specs)
     built = House(registry, ledger, pretend)
     for device in pretend.values():

@@ -48,8 +48,7 @@ def _shares(seeds: range, steps: int, jobs: int) -> Iterator[Share]:
         yield from (_work(chunk, steps) for chunk in chunks)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        for share in pool.map(_work, chunks, [steps] * len(chunks)):
-            yield share
+        yield from pool.map(_work, chunks, [steps] * len(chunks))
 
 
 def _lines(counts: Counter[str]) -> Iterable[str]:

@@ -1,7 +1,7 @@
-"""A seeded simulation of the real registry: random runs on a virtual clock, every rule of the design checked all along.
+"""A seeded simulation of the real registry: random runs on a virtual clock, every rule checked all along.
 
-The registry, its ledger and its host tier are the product's own; the engines are fakes, on devices that refuse what they
-do not have. The same seed makes the same run, to the last step.
+The registry, its ledger and its host tier are the product's own; the engines are fakes, on devices that refuse
+what they do not have. The same seed makes the same run, to the last step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Report:
 
 class SimulationFailed(AssertionError):
     """A rule did not hold, or somebody waited for ever. The message says how to run it again."""
-
 
 
 def simulate(seed: int, *, steps: int = 40) -> Report:
@@ -125,11 +124,12 @@ async def _play(world: World, plot: Plot, order: random.Random, seed: int, steps
         actors.start(actors.request)
         if order.random() < 0.15:
             order.choice(actors.tasks[len(cast) :]).cancel()
-    if order.random() < 0.5:
+    patient = order.random() < 0.5
+    if (patient and plot.hanging) or order.random() < 0.5:
+        FaultPoints.reset_all()  # an operator may wait for a call that hangs, and those hang until here
+    if patient:
         await _all(actors.tasks)
     await opening
-    if order.random() < 0.5:
-        FaultPoints.reset_all()
     await world.registry.shutdown(order.choice([0.5, 30.0, 60.0]))
     await end(world, rules, actors.tasks, threads)
     return report(world, rules, seed)
