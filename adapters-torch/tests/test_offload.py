@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from sie_adapters_torch import plugin
@@ -452,6 +453,24 @@ def test_weights_that_were_moved_off_the_device_stay_where_they_are(tier: Any, w
     tier.park(engine)
     tier.wake(engine)
     assert torch.equal(engine.module(IDS), answer)
+
+
+def test_weights_in_another_buffer_are_copied_again(tier: Any) -> None:
+    """Same tensors, same places in the buffer, and no version that changed."""
+    engine = Keeper(tier, torch.nn.Linear(8, 8).requires_grad_(False))
+    tier.park(engine)
+    tier.wake(engine)
+    old, engine.buffer = engine.buffer, tier.device.allocate(len(engine.buffer.view))
+    weights = [weight.data.clone() + 1.0 for weight in engine.module.parameters()]
+    memory = torch.from_numpy(np.asarray(engine.buffer.view)).untyped_storage()
+    for weight, value in zip(engine.module.parameters(), weights, strict=True):
+        place = weight.storage_offset(), weight.shape, weight.stride()
+        weight.data = torch.empty(0).set_(memory, *place)  # type: ignore[call-overload]
+        weight.data.copy_(value)
+    old.free()
+    tier.park(engine)
+    tier.wake(engine)
+    assert all(torch.equal(a, b) for a, b in zip(engine.module.parameters(), weights, strict=True))
 
 
 def test_writes_that_torch_does_not_count_are_told(tier: Any) -> None:

@@ -101,6 +101,15 @@ def test_closing_a_parked_encoder_lets_go_of_the_copy(tier: Any, make: Any, tiny
     tier.forget(engine)
 
 
+def test_a_tensor_that_was_forgotten_sees_nobody_elses_bytes(tier: Any, make: Any, tiny_bert: Path) -> None:
+    engine = load(tier, make, make.spec(tiny_bert))
+    forgotten, size = next(engine._placed.modules.parameters()).data, tier.device.used()
+    engine.close(make.context())
+    assert tier.device.used() == 0
+    tier.device.allocate(size).view[:] = bytes([1]) * size
+    assert not forgotten.any()
+
+
 def test_the_probe_tells_a_damaged_copy(tier: Any, make: Any, tiny_bert: Path) -> None:
     engine = load(tier, make, make.spec(tiny_bert))
     before = engine.probe(make.context())
