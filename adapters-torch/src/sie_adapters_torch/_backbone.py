@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from attrs import frozen
 
-__all__ = ["Backbone", "Packed", "PaddedBackbone", "split_by_length"]
+__all__ = ["Backbone", "Packed", "PaddedBackbone", "cut_evenly", "split_by_length"]
 
 
 @frozen(eq=False)
@@ -27,9 +27,11 @@ class Backbone(Protocol):
     """Computes hidden states."""
 
     module: torch.nn.Module
+    side_by_side: bool
+    """Whether ``hidden`` may run on several threads at once."""
 
-    def groups(self, lengths: Sequence[int], limit: int) -> list[range]:
-        """Cut texts, given by length, longest first, into groups to run one after the other.
+    def groups(self, lengths: Sequence[int], limit: int, lanes: int) -> list[range]:
+        """Cut texts, given by length, longest first, into groups, of which ``lanes`` can run at the same time.
 
         ``limit``: tokens (padding included) a group may hold; a longer text is a group of its own.
         """
@@ -44,12 +46,14 @@ class PaddedBackbone:
     ``overhead``: what a further batch costs, in tokens' worth of time.
     """
 
+    side_by_side = False  # models may keep tables that they fill as they run
+
     def __init__(self, module: torch.nn.Module, *, pad_id: int, overhead: int) -> None:
         self.module = module
         self._pad_id = pad_id
         self._overhead = overhead
 
-    def groups(self, lengths: Sequence[int], limit: int) -> list[range]:
+    def groups(self, lengths: Sequence[int], limit: int, lanes: int) -> list[range]:
         return split_by_length(lengths, limit=limit, overhead=self._overhead)
 
     def hidden(self, batch: Packed) -> torch.Tensor:
@@ -90,3 +94,17 @@ def split_by_length(lengths: Sequence[int], *, limit: int, overhead: int) -> lis
         groups.append(range(cut[end], end))
         end = cut[end]
     return groups[::-1]
+
+
+def cut_evenly(lengths: Sequence[int], count: int) -> list[range]:
+    """Cut a list of lengths into up to ``count`` groups of about as many tokens each."""
+    total, done, start = sum(lengths), 0, 0
+    groups: list[range] = []
+    for index, length in enumerate(lengths):
+        done += length
+        # The half: a group ends with the text that crosses its border only if most of that text is on this side.
+        after = lengths[index + 1] if index + 1 < len(lengths) else 0
+        if (done + after / 2) * count >= total * (len(groups) + 1):
+            groups.append(range(start, index + 1))
+            start = index + 1
+    return groups if start == len(lengths) else [*groups, range(start, len(lengths))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from sie_core import (
 
 from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
 from sie_adapters_torch._files import DenseFiles
+from sie_adapters_torch._lanes import Lanes
 from sie_adapters_torch._offload import OffloadsTensors, forget
 from sie_adapters_torch._options import DenseOptions, options_of
 from sie_adapters_torch._packed_bert import PackedBert
@@ -114,6 +116,7 @@ class DenseEngine(OffloadsTensors, BatchEngine):
         self._placed = placed
         self._device = torch_device(placed.account)
         self._backbone: Backbone | None = None
+        self._lanes: Lanes | None = None
 
     # --- lifecycle ---
 
@@ -144,6 +147,7 @@ class DenseEngine(OffloadsTensors, BatchEngine):
         on_cpu = self._device.type == "cpu"
         if on_cpu and PackedBert.supports(module):
             self._backbone = PackedBert(module, chunk=_CPU_CHUNK)
+            self._lanes = Lanes(self._options.threads or torch.get_num_threads(), self._model.name)
         else:
             overhead = _CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD
             self._backbone = PaddedBackbone(module, pad_id=self._tokeniser.pad_id, overhead=overhead)
@@ -189,6 +193,9 @@ class DenseEngine(OffloadsTensors, BatchEngine):
     def close(self, ctx: TransitionContext) -> None:
         self._backbone = None
         forget(self)
+        if self._lanes is not None:
+            self._lanes.close()
+            self._lanes = None
         free_all(self._placed.modules)
         if self._placed.buffer is not None:
             self._placed.buffer.free()
@@ -242,18 +249,29 @@ class DenseEngine(OffloadsTensors, BatchEngine):
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index].tokens.ids))
         lengths = [len(texts[index].tokens.ids) for index in order]
         outputs: list[EncodeOutput | None] = [None] * len(texts)
-        with torch.inference_mode(), out_of_memory(self._placed.account):
-            for group in self._backbone.groups(lengths, self.max_batch_tokens or self._model.batch_tokens):
-                members = order[group.start : group.stop]
-                vectors = self._vectors([texts[index].tokens for index in members], lengths[group.start : group.stop])
-                for index, vector in zip(members, vectors, strict=True):
-                    outputs[index] = EncodeOutput(
-                        tokens=len(texts[index].tokens.ids), dense=_resized(vector, texts[index].dims)
-                    )
+
+        def part(members: Sequence[int]) -> None:
+            vectors = self._vectors([texts[index].tokens for index in members])
+            for index, vector in zip(members, vectors, strict=True):
+                outputs[index] = EncodeOutput(
+                    tokens=len(texts[index].tokens.ids), dense=_resized(vector, texts[index].dims)
+                )
+
+        lanes, limit = self._lanes, self.max_batch_tokens or self._model.batch_tokens
+        groups = self._backbone.groups(lengths, limit, lanes.threads if lanes is not None else 1)
+        parts = [partial(part, order[group.start : group.stop]) for group in groups]
+        with out_of_memory(self._placed.account):
+            if lanes is not None:
+                lanes.run(parts)
+            else:
+                for each in parts:
+                    each()
         return [output for output in outputs if output is not None]
 
-    def _vectors(self, texts: Sequence[Tokens], lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    @torch.inference_mode()
+    def _vectors(self, texts: Sequence[Tokens]) -> np.ndarray[Any, np.dtype[np.float32]]:
         assert self._backbone is not None
+        lengths = [len(text.ids) for text in texts]
         ids = torch.from_numpy(np.concatenate([text.ids for text in texts])).to(self._device)
         hidden = self._backbone.hidden(Packed(ids, tuple(lengths)))
         skips = [0 if self._files.include_prompt else text.prompt for text in texts]

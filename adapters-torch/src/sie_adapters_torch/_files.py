@@ -23,7 +23,8 @@ __all__ = ["DenseFiles", "HeadStep", "ModelFiles", "Prompts", "read_dense", "rea
 class ModelFiles:
     """A transformers model: the folder with its ``config.json``, that file, and where its weights are.
 
-    ``weights`` lists the safetensors shards; ``pickled`` is set when there are only ``*.bin`` files.
+    ``weights`` lists the safetensors shards; ``pickled`` is set when there are only ``*.bin`` files. Neither: the
+    weights are not on this machine yet.
     ``max_length``: tokens an input may have, as far as the files say.
     """
 
@@ -113,7 +114,7 @@ def _inside(folder: Path, name: object, file: Path) -> Path:
 # --- the transformers part -------------------------------------------------------------------------
 
 
-def read_model(folder: Path, options: LoadOptions) -> ModelFiles:
+def read_model(folder: Path, options: LoadOptions, *, weights_needed: bool = True) -> ModelFiles:
     """Read a transformers model's folder. Raises ModelSourceInvalid, UnsafeSource."""
     config = _read_object(folder / "config.json")
     if config is None:
@@ -121,7 +122,7 @@ def read_model(folder: Path, options: LoadOptions) -> ModelFiles:
     if not isinstance(config.get("model_type"), str):
         # Some releases of transformers would then guess from the folder's name.
         raise ModelSourceInvalid(f"{folder / 'config.json'} names no model_type")
-    weights, pickled = _weights(folder)
+    weights, pickled = _weights(folder, needed=weights_needed)
     if pickled and not options.allow_pickle:
         raise UnsafeSource(
             f"{folder} has only pickled weights (*.bin), which can run code when read: use a safetensors "
@@ -130,7 +131,7 @@ def read_model(folder: Path, options: LoadOptions) -> ModelFiles:
     return ModelFiles(folder, config, weights, pickled, _max_length(folder, config))
 
 
-def _weights(folder: Path) -> tuple[tuple[Path, ...], bool]:
+def _weights(folder: Path, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
     single = folder / "model.safetensors"
     if single.exists():
         return (single,), False
@@ -141,12 +142,17 @@ def _weights(folder: Path) -> tuple[tuple[Path, ...], bool]:
         if not isinstance(names, dict) or not names:
             raise ModelSourceInvalid(f"{index_file} has no weight_map")
         shards = tuple(_inside(folder, name, index_file) for name in sorted(set(names.values()), key=str))
-        if missing := [shard.name for shard in shards if not shard.exists()]:
+        missing = [shard.name for shard in shards if not shard.exists()]
+        if missing and not needed:
+            return (), False
+        if missing:
             raise ModelSourceInvalid(f"{folder} lacks {len(missing)} of {len(shards)} weight files: {missing[0]}, …")
         return shards, False
     pickles = ("pytorch_model.bin", "pytorch_model.bin.index.json")
     if any((folder / name).exists() for name in pickles):
         return (), True
+    if not needed:
+        return (), False
     raise ModelSourceInvalid(f"{folder} holds no model.safetensors")
 
 
@@ -202,14 +208,14 @@ def read_prompts(folder: Path, options: TextOptions) -> tuple[Prompts, Mapping[s
 # --- the dense part --------------------------------------------------------------------------------
 
 
-def read_dense(folder: Path, options: DenseOptions) -> DenseFiles:
+def read_dense(folder: Path, options: DenseOptions, *, weights_needed: bool = True) -> DenseFiles:
     """Read a dense encoder's folder. Raises ModelSourceInvalid, UnsafeSource."""
     modules = _read_json(folder / "modules.json")
     prompts, about = read_prompts(folder, options)
     steps: list[tuple[str, Path]] = [("Transformer", folder)]
     if modules is not None:
         steps = _modules(folder, modules)
-    model = read_model(steps[0][1], options)
+    model = read_model(steps[0][1], options, weights_needed=weights_needed)
     pooling: Pooling = options.pooling or "mean"
     include_prompt, head = True, []
     for kind, place in steps[1:]:

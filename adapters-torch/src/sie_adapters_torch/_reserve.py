@@ -14,14 +14,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from sie_core import AdmissionReserve, DeviceNeed, DeviceView, ModelSpec
 
-from sie_adapters_torch._checkpoint import DTYPE_BYTES, TensorEntry, read_header, read_headers, tensor_bytes
-from sie_adapters_torch._files import ModelFiles
+from sie_adapters_torch._checkpoint import DTYPE_BYTES, TensorEntry, read_headers, tensor_bytes
+from sie_adapters_torch._files import HeadStep, ModelFiles
 
-__all__ = ["activation_bytes_per_token", "pool_name", "reserve", "weight_bytes"]
+__all__ = ["activation_bytes_per_token", "head_bytes", "pool_name", "reserve", "weight_bytes"]
 
 CUDA_CONTEXT = 512 * 1024 * 1024
 CUDA_WORKSPACE = 32 * 1024 * 1024  # cuBLAS takes this much on its first call on current GPUs
@@ -35,13 +34,14 @@ def pool_name(device: str) -> str:
     return f"torch:{device}"
 
 
-def weight_bytes(files: ModelFiles, dtype: str) -> int:
-    """Bytes of the weights once loaded. Raises ModelSourceInvalid."""
+def weight_bytes(files: ModelFiles, dtype: str, entries: Sequence[TensorEntry] | None = None) -> int:
+    """Bytes of the weights once loaded, of ``entries`` or what the files' headers say. Raises ModelSourceInvalid."""
     if files.pickled:
         # What a pickle holds is not known without running it: its size, doubled when it may be half precision.
         pickles = sum(file.stat().st_size for file in files.folder.glob("pytorch_model*.bin"))
         return pickles * (2 if dtype == "float32" else 1) + _COMPUTED_TABLES
-    return tensor_bytes(_loaded(files, read_headers(files.weights)), dtype) + _COMPUTED_TABLES
+    entries = read_headers(files.weights) if entries is None else entries
+    return tensor_bytes(_loaded(files, entries), dtype) + _COMPUTED_TABLES
 
 
 def _loaded(files: ModelFiles, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
@@ -60,14 +60,22 @@ def activation_bytes_per_token(files: ModelFiles, dtype: str) -> int:
     return (8 * hidden + 3 * wide) * DTYPE_BYTES[dtype] + 3 * 8 + 4 * hidden
 
 
+def head_bytes(steps: Sequence[HeadStep], width: int) -> int:
+    """Bytes of the steps after pooling, which are kept in float32."""
+    total = 0
+    for step in steps:
+        if step.kind == "dense":
+            total += 4 * step.outputs * (step.inputs + 1) + 2 * 64
+            width = step.outputs
+        elif step.kind == "layer_norm":
+            total += 2 * (4 * width + 64)
+    return total
+
+
 def reserve(
-    model: ModelSpec, files: ModelFiles, dtype: str, devices: Sequence[DeviceView], *, heads: Sequence[Path] = ()
+    model: ModelSpec, files: ModelFiles, dtype: str, devices: Sequence[DeviceView], weights: int
 ) -> AdmissionReserve:
-    """The answer to ``admission_reserve`` for a model on one device. Raises ModelSourceInvalid."""
-    weights = weight_bytes(files, dtype)
-    for folder in heads:
-        if (folder / "model.safetensors").exists():
-            weights += tensor_bytes(read_header(folder / "model.safetensors"), "float32")
+    """The answer to ``admission_reserve`` for a model of ``weights`` bytes on one device."""
     best = devices[0] if devices else None
     kind = best.kind if best is not None else "cpu"
     headroom = model.runtime_headroom

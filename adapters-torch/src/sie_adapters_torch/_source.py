@@ -1,9 +1,16 @@
-"""From a source to a folder of files on this machine. The hub client is imported only for ``hf:`` sources."""
+"""From a source to a folder of files on this machine. The hub client is imported only for ``hf:`` sources.
+
+Three things are wanted of a source, by cost: what is on this machine already, the small files that describe the model
+(with the headers of its weights, which are a few kilobytes), and all of it.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from sie_core import (
     EngineStartError,
@@ -16,9 +23,15 @@ from sie_core import (
     locate,
 )
 
-__all__ = ["find_folder"]
+from sie_adapters_torch._checkpoint import TensorEntry
 
-_WANTED = ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors")
+__all__ = ["Want", "find_folder", "hub_entries"]
+
+Want = Literal["cached", "files", "all"]
+"""``cached``: only what is on this machine; ``files``: all but the weights; ``all``."""
+
+_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+_WEIGHTS = ("*.safetensors",)
 _PICKLES = ("*.bin",)
 _CODE = ("*.py",)
 # Exports for other runtimes, several times the size of what is needed.
@@ -26,43 +39,72 @@ _SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "gguf/*", "original/*", "*.onnx"
 
 
 def find_folder(
-    model: ModelSpec, *, allow_pickle: bool = False, trust_remote_code: bool = False, download: bool = True
+    model: ModelSpec, want: Want = "all", *, allow_pickle: bool = False, trust_remote_code: bool = False
 ) -> Path:
     """The folder that holds the model's files.
 
-    ``download=False``: only look at what is already on this machine.
-
     Raises:
-        ModelSourceNotFound, GatedModel, ModelSourceInvalid: for good.
+        ModelSourceNotFound, GatedModel, ModelSourceInvalid, MissingDependency: for good.
         EngineStartError: the hub could not be reached; a later try may succeed.
     """
     if model.source is None:
         raise ModelSourceNotFound(f"model {model.name!r} has no source: give it package:, path: or hf:")
-    if model.source.kind == "hf":
-        wanted = (*_WANTED, *(_PICKLES if allow_pickle else ()), *(_CODE if trust_remote_code else ()))
-        return _from_hub(model.source, wanted, download=download)
-    folder: Path = locate(model.source)
+    if model.source.kind != "hf":
+        return _on_this_machine(model.source)
+    wanted = [*_FILES, *(_CODE if trust_remote_code else ())]
+    if want != "files":
+        wanted += [*_WEIGHTS, *(_PICKLES if allow_pickle else ())]
+    with _hub_errors(model.source):
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(
+                model.source.location,
+                revision=model.source.revision,
+                allow_patterns=wanted,
+                ignore_patterns=list(_SKIPPED),
+                local_files_only=want == "cached",
+            )
+        )
+
+
+def hub_entries(source: Source) -> list[TensorEntry] | None:
+    """The tensors of a model on the hub, from the headers of its weights; ``None``: it has no safetensors.
+
+    Raises as ``find_folder``.
+    """
+    with _hub_errors(source):
+        from huggingface_hub import errors, get_safetensors_metadata
+
+        try:
+            found = get_safetensors_metadata(source.location, revision=source.revision)
+        except errors.NotASafetensorsRepoError:
+            return None
+        except errors.SafetensorsParsingError as error:
+            raise ModelSourceInvalid(f"{source}: its weights are no safetensors files: {error}") from error
+    return [
+        TensorEntry(name, str(info.dtype), tuple(info.shape), info.data_offsets[1] - info.data_offsets[0])
+        for file in found.files_metadata.values()
+        for name, info in file.tensors.items()
+    ]
+
+
+def _on_this_machine(source: Source) -> Path:
+    folder: Path = locate(source)
     if not folder.is_dir():
-        raise ModelSourceInvalid(f"{model.source}: {folder} is a file; name the folder that holds config.json")
+        raise ModelSourceInvalid(f"{source}: {folder} is a file; name the folder that holds config.json")
     return folder
 
 
-def _from_hub(source: Source, wanted: tuple[str, ...], *, download: bool) -> Path:
+@contextmanager
+def _hub_errors(source: Source) -> Iterator[None]:
+    """Turn the hub client's errors into SIE's, by type."""
     try:
-        from huggingface_hub import errors, snapshot_download
-        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub import errors
     except ImportError as error:
         raise MissingDependency(f"{source} needs the package huggingface-hub: {error}") from error
     try:
-        return Path(
-            snapshot_download(
-                source.location,
-                revision=source.revision,
-                allow_patterns=list(wanted),
-                ignore_patterns=list(_SKIPPED),
-                local_files_only=not download,
-            )
-        )
+        yield
     except errors.GatedRepoError as error:
         raise GatedModel(
             f"{source} is gated: accept its terms on the hub and set HF_TOKEN to a token that may read it"
@@ -73,15 +115,15 @@ def _from_hub(source: Source, wanted: tuple[str, ...], *, download: bool) -> Pat
         raise ModelSourceNotFound(
             f"{source}: the hub has no such model, or it is private and HF_TOKEN may not read it"
         ) from error
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ModelSourceNotFound(f"{source}: {error}") from error
-    except errors.LocalEntryNotFoundError as error:
-        if not download or _offline():
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        if _offline():
             raise ModelSourceNotFound(
                 f"{source} is not in the local cache, and downloads are off (HF_HUB_OFFLINE)"
             ) from error
         raise EngineStartError(f"{source}: the hub could not be reached: {error}") from error
-    except (OSError, errors.HfHubHTTPError) as error:
+    except OSError as error:  # the client's other errors are OSErrors too: connections, status codes, a full disk
         raise EngineStartError(f"{source}: the download failed: {error}") from error
 
 

@@ -14,8 +14,7 @@ from sie_core import (
     DeviceView,
     Engine,
     EngineEvents,
-    ModelSourceInvalid,
-    ModelSourceNotFound,
+    LoadError,
     ModelSpec,
     Source,
     TransitionContext,
@@ -24,8 +23,8 @@ from sie_core import (
 
 from sie_adapters_torch._files import DenseFiles, read_dense
 from sie_adapters_torch._options import DenseOptions, options_of
-from sie_adapters_torch._reserve import reserve
-from sie_adapters_torch._source import find_folder
+from sie_adapters_torch._reserve import head_bytes, reserve, weight_bytes
+from sie_adapters_torch._source import Want, find_folder, hub_entries
 
 __all__ = ["DenseAdapter", "DenseOptions"]
 
@@ -44,8 +43,8 @@ class DenseAdapter(Adapter):
 
     def describe(self, model: ModelSpec) -> Capabilities | None:
         try:
-            files = self._files(model, download=False)
-        except (ModelSourceNotFound, ModelSourceInvalid, UnsafeSource):
+            files = self._files(model, "cached")
+        except LoadError:
             return None
         return capabilities_of(files)
 
@@ -60,21 +59,26 @@ class DenseAdapter(Adapter):
         )
 
     def reserve(self, model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve:
-        """What a load will take, from the checkpoint's header. Raises LoadError."""
+        """What a load will take, from the headers of the weights. Raises LoadError."""
         options = options_of(model, DenseOptions)
-        files = self._files(model)
-        extra = [step.folder for step in files.head if step.folder is not None]
-        return reserve(model, files.model, options.dtype, devices, heads=extra)
+        files = self._files(model, "files")
+        entries = None
+        if model.source is not None and not files.model.weights and not files.model.pickled:
+            entries = hub_entries(model.source)
+            if entries is None and not options.allow_pickle:
+                raise UnsafeSource(f"{model.source} has no safetensors weights; set allow_pickle: true to read pickles")
+            if entries is None:  # only the size of a pickle tells what is in it
+                files = self._files(model)
+        weights = weight_bytes(files.model, options.dtype, entries) + head_bytes(files.head, files.model.hidden_size)
+        return reserve(model, files.model, options.dtype, devices, weights)
 
-    def _files(self, model: ModelSpec, *, download: bool = True) -> DenseFiles:
+    def _files(self, model: ModelSpec, want: Want = "all") -> DenseFiles:
         options = options_of(model, DenseOptions)
         folder = find_folder(
-            model,
-            allow_pickle=options.allow_pickle,
-            trust_remote_code=options.trust_remote_code,
-            download=download,
+            model, want, allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code
         )
-        return read_dense(folder, options)
+        on_hub = model.source is not None and model.source.kind == "hf"
+        return read_dense(folder, options, weights_needed=want == "all" or not on_hub)
 
 
 def capabilities_of(files: DenseFiles) -> Capabilities:
