@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sie_core import HostOutOfMemory, Residency, SieError
 from sie_core.residency import RegistrySettings
-from sie_testing import FaultPoints
+from sie_testing import FaultPoints, VirtualClockLoop
 from sie_testing.house import MIB, House, close, fake, house, play
 
 seeds = pytest.mark.parametrize("seed", range(6))
@@ -86,7 +86,14 @@ def test_a_request_whose_growth_is_granted_as_it_is_cancelled_leaves_no_claim(se
         before = built.ledger.holding("a")
         growing = asyncio.create_task(built.registry.make_room(lease, 20 * MIB))
         await built.until(lambda: built.state("busy") is Residency.DRAINING)
-        built.registry.subscribe(lambda event: growing.cancel() if event.after is UNLOADED else None)
+
+        def cancel_when_granted() -> None:
+            if not built.registry._admission.busy:
+                growing.cancel()
+
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        loop.between_steps(cancel_when_granted)
         working.release()
         await asyncio.wait({growing})
         await asyncio.sleep(1.0)

@@ -19,6 +19,7 @@ __all__ = ["BrokenRule", "Rules"]
 _R = Residency
 _EMPTY = frozenset({_R.UNLOADED, _R.FAILED})
 _COPIES = frozenset({_R.RESIDENT, _R.DRAINING, _R.PARKING, _R.PARKED, _R.WAKING, _R.UNLOADING, _R.QUARANTINED})
+_AFTER_PARK = frozenset({_R.PARKED, _R.WAKING, _R.UNLOADING, _R.QUARANTINED})
 _ARENA = "idle host arena"
 
 
@@ -65,7 +66,7 @@ class Rules:
         charged: dict[tuple[str, str], int] = {}
         for claim in world.ledger.claims():
             key = claim.owner, claim.account
-            charged[key] = charged.get(key, 0) + claim.charge
+            charged[key] = charged.get(key, 0) + max(0, claim.charge)
             if claim.owner == _ARENA:
                 continue
             record = world.records.get(claim.owner)
@@ -77,7 +78,7 @@ class Rules:
             factor = engine.options.realised
             if factor is not None and factor > 1 and record.state not in (_R.RESIDENT, _R.DRAINING, _R.PARKED):
                 continue  # it lies, and while it moves nobody knows yet
-            if factor is None and engine.options.freed < 1 and record.state in (_R.PARKED, _R.WAKING, _R.UNLOADING):
+            if factor is None and engine.options.freed < 1 and record.state in _AFTER_PARK:
                 continue  # it tells nothing and frees less than it says: only a device that nobody else uses tells
             for account in engine.devices:
                 holds, stands = engine.really_holds(account), charged.get((record.name, account), 0)

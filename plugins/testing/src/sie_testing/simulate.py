@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sie_testing.simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=500, help="how many runs (default 500)")
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="N", help="the first seed (default 0)")
-    parser.add_argument("--steps", type=int, default=40, help="at most so many requests a run (default 40)")
+    parser.add_argument("--steps", type=int, default=80, help="at most so many requests a run (default 80)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--keep-going", action="store_true", help="show every seed that fails, not only the first")
     parser.add_argument("--trace", action="store_true", help="show what happened in the run (one seed)")

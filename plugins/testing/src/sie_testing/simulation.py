@@ -48,7 +48,7 @@ class SimulationFailed(AssertionError):
     """A rule did not hold, or somebody waited for ever. The message says how to run it again."""
 
 
-def simulate(seed: int, *, steps: int = 40) -> Report:
+def simulate(seed: int, *, steps: int = 80) -> Report:
     """One run with about ``steps`` requests.
 
     Raises:
