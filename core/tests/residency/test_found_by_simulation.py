@@ -265,3 +265,26 @@ def test_engines_of_a_pool_that_share_one_of_their_devices_run_in_turn(seed: int
         await close(built)
 
     play(scene, seed=seed)
+
+
+def test_a_loop_that_is_closed_in_the_middle_of_everything_starts_nothing_new() -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def scene() -> None:
+        built = house(fake("a", load_s=5.0), fake("b", 20 * MIB, offload_s=5.0), settings=tier())
+        await use(built, "b")
+        tasks.append(asyncio.create_task(built.registry.park("b")))
+        tasks.append(asyncio.create_task(built.registry.load("a")))
+        await built.until(lambda: built.states() == {"a": "loading", "b": "parking"})
+
+    with asyncio.Runner(loop_factory=lambda: VirtualClockLoop(0)) as runner:
+        runner.run(scene())
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        left = asyncio.all_tasks(loop)
+        assert left > set(tasks)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        assert not asyncio.all_tasks(loop)
+        assert loop.unhandled == []
