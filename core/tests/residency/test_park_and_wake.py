@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from sie_core import ModelSpec, Residency, ResourceExhausted, ShuttingDown, Unsupported
+from sie_core import HostOutOfMemory, ModelSpec, Residency, ResourceExhausted, ShuttingDown, Unsupported
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
 from sie_testing.house import MIB, House, close, fake, house, play
@@ -370,3 +370,21 @@ def test_the_idle_arena_is_booked_and_reused() -> None:
         await close(built)
 
     play(scene)
+
+
+@seeds
+def test_an_engine_that_outgrew_its_backup_gets_a_copy_of_its_new_size(seed: int) -> None:
+    async def scene() -> None:
+        built = tier(fake("a", 40 * MIB, backup=True))
+        await use(built, "a")
+        await built.registry.park("a")
+        await use(built, "a")
+        full = HostOutOfMemory("the backup is too small", account="host")
+        FaultPoints.of("a").fail("offload", full, times=1)
+        await built.registry.park("a")
+        assert built.state("a") is PARKED
+        await use(built, "a")
+        assert FaultPoints.of("a").hits("load") == 1
+        await close(built)
+
+    play(scene, seed=seed)

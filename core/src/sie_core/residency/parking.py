@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sie_core.adapter import Declined, HostOffload, HostResidue, MemoryReport
 from sie_core.errors import (
     HookTimeout,
+    HostOutOfMemory,
     OutOfMemory,
     ResourceExhausted,
     SieError,
@@ -77,11 +78,12 @@ class Parking:
         life, roster, seat, epoch = self._life, self._life.roster, record.seat, record.epoch
         assert seat is not None
         started = roster.now()
+        kept = record.name in self.tier.copies
         try:
             await self._make_room(record, seat)
             with roster.moving_bytes(record.devices) as alone:
                 before = roster.used(record.devices)
-                offload, report = await self._offload(record, seat)
+                offload, report = await self._offload(record, seat, kept)
                 after = roster.used(record.devices)
                 came_free = {
                     name: max(0, before[name] - after[name])
@@ -129,7 +131,21 @@ class Parking:
         if tier.set_aside(record.name, announced) is None:
             raise ResourceExhausted("the host has no room for the copy")
 
-    async def _offload(self, record: Record, seat: Seat) -> tuple[HostOffload, Mapping[str, int | None]]:
+    async def _offload(self, record: Record, seat: Seat, kept: bool) -> tuple[HostOffload, Mapping[str, int | None]]:
+        """Offload; an engine that outgrew its ``kept`` backup (a LoRA was loaded) gets a copy of its new size."""
+        try:
+            return await self._offload_once(record, seat)
+        except HostOutOfMemory:
+            if not kept:
+                raise
+        await seat.worker.call(
+            seat.engine.drop_backup, hook="drop_backup", timeout=self._life.roster.settings.close_timeout_s
+        )
+        self.tier.forget(record.name)
+        await self._make_room(record, seat)
+        return await self._offload_once(record, seat)
+
+    async def _offload_once(self, record: Record, seat: Seat) -> tuple[HostOffload, Mapping[str, int | None]]:
         """The hook's answer, and what the engine itself reports afterwards."""
         timeout = self._life.roster.settings.offload_timeout_s
         record.ctx = ctx = self._life.context(record, timeout)
