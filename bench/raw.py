@@ -22,7 +22,13 @@ class RawProcess:
     """Use it as a context manager."""
 
     def __init__(self, model: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count() or 1), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+            "TOKENIZERS_PARALLELISM": "false",
+            # Without it, a busy neighbour makes the bare model many times slower, and everything else look good.
+            "GOMP_SPINCOUNT": "1000",
+        }
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(model)],
             env=environment,

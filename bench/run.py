@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import statistics
 import sys
 import tempfile
@@ -211,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if unknown := set(options.measures) - set(MEASURES):
         parser.error(f"there is no measure {', '.join(sorted(unknown))}; there is {', '.join(MEASURES)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped, too
     rows: list[Row] = []
     for name in options.measures or MEASURES:
         print(f"{name}: {MEASURES[name].__doc__}", flush=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import sie_core
 from sie_adapters_torch.plugin import register_adapters
-from sie_core import hookspecs
 from sie_core.config import OptionInfo, adapter_options, model_options, options
 from sie_core.units import format_bytes
 
@@ -80,18 +77,6 @@ def test_the_configuration_reference_lists_every_option(section: str) -> None:
         page.write_text(head + start + table + end + tail, encoding="utf-8")
     else:
         assert shown == table, "run: UPDATE_DOCS=1 nox -R -s docs -- -k reference"
-
-
-def test_every_hook_has_a_heading_and_an_explanation() -> None:
-    hooks = [
-        name
-        for name, function in vars(hookspecs).items()
-        if inspect.isfunction(function) and hasattr(function, "sie_spec")
-    ]
-    assert "register_adapters" in hooks
-    page = (DOCS / "writing-an-adapter.md").read_text(encoding="utf-8")
-    for hook in hooks:
-        assert re.search(rf"^#+ `{hook}`\n\n\S", page, re.MULTILINE), f"writing-an-adapter.md says nothing about {hook}"
 
 
 def test_the_glossary_has_every_residency() -> None:

@@ -45,7 +45,7 @@ from sie_adapters_torch.dense import capabilities_of
 __all__ = ["DenseEngine", "load_dense"]
 
 # Measured with MiniLM on two cores; all three are flat around these values.
-_CPU_CHUNK = 1024  # tokens: larger chunks gain nothing more, smaller ones starve the matrix products
+_CPU_CHUNK = 512  # tokens: larger chunks gain nothing more, smaller ones starve the matrix products
 _CPU_OVERHEAD = 32  # tokens' worth of time that one more padded batch costs
 _GPU_OVERHEAD = 4096
 
@@ -60,8 +60,6 @@ def load_dense(model: ModelSpec, files: DenseFiles, ctx: TransitionContext, even
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, DenseOptions)
     account = next(iter(ctx.grant.devices), model.device or "cpu")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     _step(ctx, 0.05, "reading weights")
     with out_of_memory(account, loading=True):
         backbone, config = load_backbone(files.model, options)
@@ -145,9 +143,10 @@ class DenseEngine(OffloadsTensors, BatchEngine):
         """Choose how to run the model, once its tensors are in place."""
         module = self._placed.modules[0]
         on_cpu = self._device.type == "cpu"
+        if on_cpu:
+            self._lanes = Lanes(self._model.name, self._options.threads)
         if on_cpu and PackedBert.supports(module):
             self._backbone = PackedBert(module, chunk=_CPU_CHUNK)
-            self._lanes = Lanes(self._options.threads or torch.get_num_threads(), self._model.name)
         else:
             overhead = _CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD
             self._backbone = PaddedBackbone(module, pad_id=self._tokeniser.pad_id, overhead=overhead)
@@ -262,7 +261,7 @@ class DenseEngine(OffloadsTensors, BatchEngine):
         parts = [partial(part, order[group.start : group.stop]) for group in groups]
         with out_of_memory(self._placed.account):
             if lanes is not None:
-                lanes.run(parts)
+                lanes.run(parts, side_by_side=self._backbone.side_by_side)
             else:
                 for each in parts:
                     each()

@@ -7,37 +7,48 @@ others spin. Parts that share nothing meet once, at the end of the batch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 __all__ = ["Lanes"]
 
+# Asked once, before anybody sets it: it is one figure for all threads that start later.
+_DEFAULT_THREADS = torch.get_num_threads()
+
 
 class Lanes:
-    """Up to ``threads`` CPU threads, for one batch at a time."""
+    """Up to ``threads`` CPU threads (default: as many as torch takes), for one batch at a time.
 
-    def __init__(self, threads: int, name: str) -> None:
-        self.threads = threads
+    The calling thread is one of them.
+    """
+
+    def __init__(self, name: str, threads: int | None = None) -> None:
+        self.threads = threads or _DEFAULT_THREADS
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
-    def run(self, parts: Sequence[Callable[[], None]]) -> None:
-        """Run all parts, and return when all have ended. Raises the first error of them."""
-        width = min(self.threads, len(parts))
+    def run(self, parts: Sequence[Callable[[], None]], *, side_by_side: bool) -> None:
+        """Run all parts, and return when all have ended. Raises one of their errors."""
+        width = min(self.threads, len(parts)) if side_by_side else 1
+        waiting = deque(parts)
         if width < 2:
-            torch.set_num_threads(self.threads)
-            for part in parts:
-                part()
-            return
+            return _drain(waiting, self.threads)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=f"sie-{self._name}-lane")
+            # Each thread keeps buffers of the matrix library's: none more than needed.
+            self._pool = ThreadPoolExecutor(self.threads - 1, thread_name_prefix=f"sie-{self._name}-lane")
         each = self.threads // width
-        futures = [self._pool.submit(_run, part, each) for part in parts]
-        wait(futures)
-        for future in futures:
-            future.result()
+        others = [self._pool.submit(_drain, waiting, each) for _ in range(width - 1)]
+        try:
+            _drain(waiting, each)
+        finally:
+            errors = [future.exception() for future in others]
+        for error in errors:
+            if error is not None:
+                raise error
+        return None
 
     def close(self) -> None:
         """End the threads. Idempotent."""
@@ -46,6 +57,16 @@ class Lanes:
             self._pool = None
 
 
-def _run(part: Callable[[], None], threads: int) -> None:
-    torch.set_num_threads(threads)  # of this thread, and of the matrix library as a whole: every part sets the same
-    part()
+def _drain(waiting: deque[Callable[[], None]], threads: int) -> None:
+    """Run what waits until nothing does. An error ends it for all lanes."""
+    torch.set_num_threads(threads)  # of this thread, and of the matrix library as a whole: every lane sets the same
+    try:
+        while waiting:
+            try:
+                part = waiting.popleft()
+            except IndexError:  # another lane took the last one
+                return
+            part()
+    except BaseException:
+        waiting.clear()
+        raise

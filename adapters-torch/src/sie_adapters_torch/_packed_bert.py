@@ -32,6 +32,7 @@ class PackedBert:
         self._model: Any = module
         config: Any = module.config
         self._heads = int(config.num_attention_heads)
+        self._wide = int(config.intermediate_size)
         self._chunk = chunk
         offset = 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
         self._first_position = offset
@@ -52,8 +53,8 @@ class PackedBert:
     def groups(self, lengths: Sequence[int], limit: int, lanes: int) -> list[range]:
         tokens = sum(lengths)
         count = -(-tokens // min(limit, self._chunk))
-        if lanes > 1 and tokens >= lanes * _WORTH_A_LANE:
-            count = -(-count // lanes) * lanes
+        lanes = max(1, min(lanes, tokens // _WORTH_A_LANE))
+        count = -(-count // lanes) * lanes
         return cut_evenly(lengths, count)
 
     def hidden(self, batch: Packed) -> torch.Tensor:
@@ -65,24 +66,28 @@ class PackedBert:
             position_ids=positions[None],
         )
         hidden: torch.Tensor = embedded[0]
-        attention = _PackedAttention(hidden, batch.lengths, self._heads)
+        work = _Workspace(hidden, batch.lengths, self._heads, self._wide, at_least=self._chunk)
         for layer in self._model.encoder.layer:
-            attended = layer.attention.output(attention(layer.attention.self, hidden), hidden)
-            hidden = layer.output(layer.intermediate(attended), attended)
+            attended = layer.attention.output(work.attend(layer.attention.self, hidden), hidden)
+            hidden = layer.output(work.widen(layer.intermediate, attended), attended)
         return hidden
 
 
-class _PackedAttention:
-    """Self-attention over packed rows; texts of one length are a batch of their own, so nothing is masked.
+class _Workspace:
+    """The memory of one pass, used again by every layer, and the layers' steps that need much of it.
 
-    Query, key, value and result of all layers go through the same memory, so that the views of each batch into it are
-    made once: with dozens of lengths, making them in every layer would cost more than the attention.
+    Query, key, value and the attention's result lie where the widened rows do later in the layer. The size is that of a
+    full chunk, so that the allocator has one size to keep instead of the many that texts come in.
+
+    Texts of one length are a batch of their own in the attention, so nothing is masked. The views of each batch are
+    made once a pass: with dozens of lengths, making them in every layer would cost more than the attention.
     """
 
-    def __init__(self, like: torch.Tensor, lengths: Sequence[int], heads: int) -> None:
-        width = like.shape[1]
-        self._inputs = [torch.empty_like(like) for _ in range(3)]
-        self._result = torch.empty_like(like)
+    def __init__(self, like: torch.Tensor, lengths: Sequence[int], heads: int, wide: int, *, at_least: int) -> None:
+        tokens, width = like.shape
+        block = like.new_empty(max(tokens, at_least) * max(4 * width, wide))
+        *self._inputs, self._result = block[: 4 * tokens * width].view(4, tokens, width).unbind()
+        self._wide = block[: tokens * wide].view(tokens, wide)
         self._batches = []
         start = 0
         for length, same in groupby(lengths):
@@ -92,9 +97,19 @@ class _PackedAttention:
             self._batches.append(views)
             start = rows.stop
 
-    def __call__(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Self-attention before its projection; valid until the next call of anything here."""
         for part, whole in zip((layer.query, layer.key, layer.value), self._inputs, strict=True):
             torch.addmm(part.bias, hidden, part.weight.t(), out=whole)
         for query, key, value, result in self._batches:
             result.copy_(scaled_dot_product_attention(query, key, value))
         return self._result
+
+    def widen(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """The widening half of the feed-forward; valid until the next call of anything here."""
+        wide = torch.addmm(layer.dense.bias, hidden, layer.dense.weight.t(), out=self._wide)
+        activation = layer.intermediate_act_fn
+        if type(activation).__name__ == "GELUActivation":
+            return torch.ops.aten.gelu.out(wide, out=wide)  # type: ignore[no-any-return]
+        result: torch.Tensor = activation(wide)
+        return result

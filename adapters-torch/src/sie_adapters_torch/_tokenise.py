@@ -104,11 +104,12 @@ class Tokeniser:
         return [*before, *(self._prompt_ids(prompt) if prompt else ()), *ids, *after]
 
     def _prompt_ids(self, prompt: str) -> list[int]:
-        if prompt not in self._prompts:
-            if len(self._prompts) > 64:  # instructions come from requests: keep no more than a few
+        ids = self._prompts.get(prompt)
+        if ids is None:
+            if len(self._prompts) >= 64:  # instructions come from requests: keep no more than a few
                 self._prompts.clear()
-            self._prompts[prompt] = self._backend.encode(prompt, add_special_tokens=False).ids
-        return self._prompts[prompt]
+            ids = self._prompts[prompt] = self._backend.encode(prompt, add_special_tokens=False).ids
+        return ids
 
     def _cut(self, ids: list[int], index: int, skip: int, *, truncate: bool) -> Tokens:
         limit = self.limit

@@ -22,6 +22,7 @@ from sie_core import (
 )
 
 from sie_adapters_torch._files import DenseFiles, read_dense
+from sie_adapters_torch._openmp import calm_openmp
 from sie_adapters_torch._options import DenseOptions, options_of
 from sie_adapters_torch._reserve import head_bytes, reserve, weight_bytes
 from sie_adapters_torch._source import Want, find_folder, hub_entries
@@ -37,6 +38,7 @@ class DenseAdapter(Adapter):
     options: ClassVar[type] = DenseOptions
 
     def load(self, model: ModelSpec, ctx: TransitionContext, events: EngineEvents) -> Engine:
+        calm_openmp()
         from sie_adapters_torch._dense_engine import load_dense
 
         return load_dense(model, self._files(model), ctx, events)

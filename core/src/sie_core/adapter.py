@@ -1,7 +1,7 @@
 """What an adapter author implements: adapters, engines, and the objects that the core hands them.
 
-The inference path calls these classes directly; plugin hooks (see :mod:`sie_core.hookspecs`) only register them and move
-bytes at transitions.
+The inference path calls these classes directly; plugin hooks (see :mod:`sie_core.hookspecs`) only register them and
+move bytes at transitions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DeviceView:
 
 @frozen
 class DeviceNeed:
-    """Bytes that an engine needs on one device. ``admission = min + context + headroom``, up to ``want`` for ``min``."""
+    """Bytes an engine needs on one device. ``admission = min + context + headroom``, up to ``want`` for ``min``."""
 
     min_bytes: int
     want_bytes: int = 0
@@ -99,10 +99,10 @@ class DeviceNeed:
 class AdmissionReserve:
     """The answer to ``admission_reserve``.
 
-    ``ranks`` has one need for each device the engine spans. ``host_bytes`` stay on the host as long as the engine runs,
-    ``host_load_bytes`` only while it loads. ``self_sizing``: the engine sizes itself from free memory, so its first
-    launch is exclusive on its devices. ``headroom_pool``: in-process engines of one pool share a context and run at most
-    K at a time, so the ledger books the K largest headrooms of the pool instead of all.
+    ``ranks`` has one need for each device the engine spans. ``host_bytes`` stay on the host as long as the engine
+    runs, ``host_load_bytes`` only while it loads. ``self_sizing``: the engine sizes itself from free memory, so its
+    first launch is exclusive on its devices. ``headroom_pool``: in-process engines of one pool share a context and
+    run at most K at a time, so the ledger books the K largest headrooms of the pool instead of all.
     """
 
     ranks: tuple[DeviceNeed, ...]
@@ -237,7 +237,7 @@ class Adapter:
 
 
 class Engine:
-    """A running instance of a model. Lifecycle methods are blocking and run on the engine's own thread, one at a time."""
+    """A running instance of a model. Lifecycle methods are blocking, on the engine's own thread, one at a time."""
 
     devices: Sequence[str] = ()
     capabilities: Capabilities = Capabilities()

@@ -9,10 +9,10 @@ Project name, markers and entry-point group are all ``sie``::
     def register_adapters(registrar):
         registrar.add("my-encoder", MyAdapter)
 
-Three kinds. *Start-up* hooks run once, on the main thread, in order of registration. *Pure* hooks run inline on the event
-loop: they must return at once and may not block. *Blocking* hooks run on the engine's own worker thread under a deadline;
-the plugin that registered the model's adapter is asked first, then the others, and the first answer that is not ``None``
-counts.
+Three kinds. *Start-up* hooks run once, on the main thread, in order of registration. *Pure* hooks run inline on the
+event loop: they must return at once and may not block. *Blocking* hooks run on the engine's own worker thread under a
+deadline; the plugin that registered the model's adapter is asked first, then the others, and the first answer that is
+not ``None`` counts.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def register_commands() -> Sequence[Command]:
 def choose_victims(candidates: Sequence[VictimCandidate], needed: dict[str, int]) -> Sequence[str] | None:
     """Fires when a plan needs bytes (``needed``, by account). Return model names in the order to evict them.
 
-    The first answer that is not ``None`` counts. Names that are no candidates are ignored; the core takes from the front
-    until the bytes suffice and adds candidates of its own if they do not.
+    The first answer that is not ``None`` counts. Names that are no candidates are ignored; the core takes from the
+    front until the bytes suffice and adds candidates of its own if they do not.
     """
 
 

@@ -164,7 +164,7 @@ class SparseVector:
 
 @frozen(eq=False)
 class EncodeOutput:
-    """One item's answer. ``dense``: float32 (dims,); ``multivector``: float32 (tokens, dims); ``tokens`` counts input."""
+    """One item's answer. ``dense``: float32 (dims,); ``multivector``: float32 (tokens, dims); ``tokens``: as read."""
 
     tokens: int
     dense: NDArray[np.float32] | None = None
