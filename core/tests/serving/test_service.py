@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from sie_testing.house import MIB, House, close, fake, house
 from sie_core import (
     DeadlineExceeded,
     DeviceOutOfMemory,
@@ -30,6 +29,7 @@ from sie_core import (
 from sie_core.residency import RegistrySettings
 from sie_core.serving import EncodeResult, Service
 from sie_testing import FaultPoints, expected_vector
+from sie_testing.house import MIB, House, close, fake, house
 
 Play = Callable[..., Any]
 seeds = pytest.mark.parametrize("seed", range(5))
