@@ -13,10 +13,11 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  More: $(NOX) -l lists every session; CONTRIBUTING.md explains them."
 
-serve: $(NOX) ## Install SIE and serve MiniLM (PORT=8080, ARGS='--emulate-device 256MiB')
+serve: $(NOX) ## Install SIE and serve MiniLM (PORT=9000, CONFIG=sie.yaml, EMULATE=256MiB, ARGS=...)
 	@$(NOX) --session serve --install-only
 	@ln -sfn .nox/serve .venv
-	@exec .venv/bin/sie serve $(if $(PORT),--port $(PORT)) $(ARGS)
+	@exec .venv/bin/sie serve $(if $(PORT),--port $(PORT)) $(if $(CONFIG),--config $(CONFIG)) \
+		$(if $(EMULATE),--emulate-device $(EMULATE)) $(ARGS)
 
 test: $(NOX) ## Run every check, as CI does
 	@$(NOX) --parallel 2

@@ -162,7 +162,7 @@ def torch(session: nox.Session, transformers: str) -> None:
 def system(session: nox.Session) -> None:
     """The command line and the server as processes, with the real model; what the benchmark rests on."""
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST)
-    _pytest(session, "tests/cli", "tests/bench")
+    _pytest(session, "tests/cli", "tests/host_tier", "tests/bench")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
@@ -188,6 +188,14 @@ def clients(session: nox.Session) -> None:
     else:
         session.install("-e", "core", "-e", "plugins/testing", *PYTEST, "sie-sdk==0.10.1")
         _pytest(session, "tests/clients/test_sie_sdk.py")
+
+
+@nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False)
+def simulate(session: nox.Session) -> None:
+    """20,000 random runs of residency, every rule checked all along. `-- --from 7 --seeds 1 --trace` shows one."""
+    session.install("-e", "core", "-e", "plugins/testing")
+    jobs = str(os.cpu_count() or 1)
+    session.run("python", "-m", "sie_testing.simulate", "--seeds", "20000", "--jobs", jobs, *session.posargs)
 
 
 # --- benchmark ---------------------------------------------------------------------------------------------

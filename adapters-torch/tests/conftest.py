@@ -16,20 +16,30 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sie_adapters_torch import plugin
 from sie_adapters_torch.dense import DenseAdapter, DenseOptions
 from sie_core import (
     AdmissionReserve,
     BatchEngine,
     BatchRequest,
+    Declined,
+    DeviceBuffer,
     DeviceGrant,
     EncodeParams,
+    Engine,
     Grant,
+    HostOffload,
+    HostResidue,
     Item,
+    MemoryReport,
     ModelSpec,
     Source,
     Task,
     TransitionContext,
 )
+from sie_core.memory.arena import Arena
+from sie_core.memory.emulated import EmulatedDevice
+from sie_core.residency.tier import HostCopy
 
 WORDS = (
     "a red blue green fox dog cat runs jumps sleeps over under the lazy quick river house query passage title".split()
@@ -255,3 +265,97 @@ def make() -> Any:
         reserve = AdmissionReserve
 
     return Helpers
+
+
+# --- parking and waking ------------------------------------------------------------------------------
+
+
+class Stranger(Engine):
+    """Another author's engine, who has never heard of parking: its attributes are whatever a test gives it."""
+
+    def __init__(self, device: EmulatedDevice, **attributes: Any) -> None:
+        self.devices = (device.name,)
+        self.held = device.used
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def memory(self) -> MemoryReport:
+        return MemoryReport({self.devices[0]: self.held()})
+
+
+class Tier:
+    """An emulated device, the core's arena, and the calls that the core makes to park and wake an engine."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.device = EmulatedDevice("emulated:0", nbytes)
+        self.arena = Arena()
+        self.copies: dict[Engine, HostCopy] = {}
+
+    def engine(self, **attributes: Any) -> Stranger:
+        return Stranger(self.device, **attributes)
+
+    def put(self, module: Any) -> DeviceBuffer:
+        """Move a module's parameters and buffers into one buffer of the device."""
+        from sie_adapters_torch._torch import place_in_buffer
+
+        return place_in_buffer(module, self.device.allocate)
+
+    def loose(self, *values: Any) -> tuple[DeviceBuffer, list[Any]]:
+        """Tensors like these in one buffer, each with a storage of its own."""
+        import torch
+
+        ends = list(np.cumsum([-(-value.nbytes // 64) * 64 for value in values]))
+        buffer = self.device.allocate(int(ends[-1]))
+        made = []
+        for end, value in zip(ends, values, strict=True):
+            start = int(end) - -(-value.nbytes // 64) * 64
+            memory = np.frombuffer(buffer.view[start : start + value.nbytes], dtype=np.uint8)
+            made.append(torch.from_numpy(memory).view(value.dtype).detach().view(value.shape))
+            made[-1].copy_(value)
+        return buffer, made
+
+    def context(self, engine: Engine) -> TransitionContext:
+        copy = self.copies.get(engine)
+        ctx = TransitionContext(device_buffer=lambda _, nbytes: self.device.allocate(nbytes))
+        if copy is not None:
+            ctx.host_buffer = copy.buffer
+        return ctx
+
+    def announce(self, engine: Engine) -> int | Declined | None:
+        return plugin.host_offload_bytes(engine)
+
+    def declined(self, engine: Engine) -> str:
+        """Why it can't be parked; it can't be parked by force either, and that changes nothing."""
+        answer = self.announce(engine)
+        assert isinstance(answer, Declined), answer
+        return answer.reason
+
+    def park(self, engine: Engine) -> HostOffload:
+        if engine not in self.copies:
+            announced = self.announce(engine)
+            assert isinstance(announced, int), announced
+            self.copies[engine] = HostCopy("model", announced, self.arena)
+        offload = plugin.offload_to_host(engine, self.context(engine))
+        assert offload is not None
+        return offload
+
+    def wake(self, engine: Engine) -> HostResidue:
+        residue = plugin.restore_from_host(engine, self.context(engine))
+        assert residue is not None
+        if not residue.host_bytes:
+            self.forget(engine)
+        return residue
+
+    def forget(self, engine: Engine) -> None:
+        """The engine is done with its copy: its memory must be idle now, for the next one."""
+        copy = self.copies.pop(engine)
+        size, idle = copy.block.size if copy.block is not None else 0, self.arena.idle
+        copy.free()
+        assert self.arena.idle == idle + size
+
+
+@pytest.fixture
+def tier() -> Iterator[Tier]:
+    made = Tier(16 * 1024 * 1024)
+    yield made
+    made.device.close()

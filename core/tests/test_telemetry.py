@@ -35,6 +35,7 @@ class Account:
     promised: int = 3000
     realised: int = 1000
     unrealised: int = 2000
+    liens: int = 600
     available: int = 2000
 
 
@@ -129,7 +130,9 @@ def test_distributions_have_buckets_that_tell_something(measured: Telemetry) -> 
 
 
 def test_the_host_tier_is_measured_under_its_names(measured: Telemetry) -> None:
+    measured.host_cache_lookup("minilm", hit=False)
     measured.model_loaded("minilm", 1.5, outcome="ok")
+    measured.host_cache_lookup("minilm", hit=True)
     measured.parked("minilm", 0.004, outcome="ok")
     measured.woken("minilm", 0.3, outcome="ok")
     measured.evicted("minilm", "idle")
@@ -159,8 +162,10 @@ def test_models_and_accounts_are_read_when_somebody_looks(measured: Telemetry) -
     assert series['sie_worker_model_residency{model="minilm",residency="resident"}'] == 1
     assert series['sie_worker_model_device_memory_bytes{model="minilm"}'] == 1000
     assert series['sie_worker_model_leases{model="minilm"}'] == 2
-    for name in ("capacity", "promised", "realised", "unrealised", "available"):
+    for name in ("capacity", "realised", "unrealised", "available"):
         assert series[f'sie_worker_account_{name}_bytes{{account="cuda:0"}}'] == getattr(Account(), name)
+    # What victims still owe to a plan is promised twice while they leave, and shown once.
+    assert series['sie_worker_account_promised_bytes{account="cuda:0"}'] == 3000 - 600
     assert 'sie_worker_account_used_bytes{account="cuda:0"}' not in series
 
 

@@ -52,6 +52,25 @@ def test_load_shows_how_far_it_is_and_ends_when_resident(ask: Sie) -> None:
     assert "team/slow" not in ask("ps").stdout
 
 
+def test_parking_without_a_host_tier_says_what_switches_it_on(ask: Sie) -> None:
+    ask("load", "fast")
+    for command in ("park", "wake"):
+        done = ask(command, "fast")
+        assert done.returncode == 1
+        assert "memory.host_cache_bytes" in done.stderr
+    assert "Host tier: off" in ask("status").stdout
+
+
+def test_explain_says_how_it_is_and_why(ask: Sie) -> None:
+    ask("load", "fast")
+    assert ask("explain", "fast").stdout.startswith("fast is resident on cpu and charged ")
+    ask("unload", "fast")
+    shown = ask("explain", "fast").stdout
+    assert shown.startswith("fast is unloaded.\nIt was unloaded: unload requested.\n")
+    assert re.search(r"^That was at \d{4}-\d\d-\d\d ", shown, re.MULTILINE)
+    assert json.loads(ask("explain", "gone", "--json").stdout)["residency"] in ("failed", "unloaded")
+
+
 def test_several_models_at_once_with_json(ask: Sie) -> None:
     rows = json.loads(ask("load", "fast", "free-size", "--json").stdout)
     assert [(row["name"], row["residency"]) for row in rows] == [("fast", "resident"), ("free-size", "resident")]
@@ -75,7 +94,7 @@ def test_a_load_that_takes_too_long_is_given_up_and_goes_on(ask: Sie, until: Cal
 
 
 def test_an_unknown_model_is_named_with_what_was_meant(ask: Sie) -> None:
-    for command in ("load", "unload", "pin", "unpin"):
+    for command in ("load", "unload", "park", "wake", "pin", "unpin", "explain"):
         done = ask(command, "fats")
         assert done.returncode == 1
         assert "did you mean fast?" in done.stderr

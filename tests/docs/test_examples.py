@@ -66,7 +66,7 @@ def _commands(block: Block) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any]) -> Any:
-    running = start_server()
+    running = start_server(None, "--emulate-device", "512MiB")
     running.load("minilm")
     return running
 
@@ -86,6 +86,13 @@ def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
     (tmp_path / "keys.txt").write_text(f"admin:me:{'0' * 64}\n", encoding="utf-8")
     config = load_config(file, environ={})
     assert config.path == file
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.yaml")), ids=lambda file: file.name)
+def test_an_example_file_loads(file: Path) -> None:
+    config = load_config(file, environ={})
+    assert len(config.models) > 1
     assert config.warnings == ()
 
 
@@ -117,6 +124,11 @@ def _check(command: str, server: Any, folder: Path) -> None:
     if name == "make":
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
         assert {word for word in arguments if "=" not in word} <= targets, command
+        values = dict(word.split("=", 1) for word in arguments if "=" in word)
+        assert values.keys() <= set(re.findall(r"\$\((?:if \$\()?([A-Z]+)", (ROOT / "Makefile").read_text("utf-8"))), (
+            command
+        )
+        assert "CONFIG" not in values or (ROOT / values["CONFIG"]).exists(), command
     elif name in ("nox", ".nox/.tools/bin/nox"):
         sessions = set(
             re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE)

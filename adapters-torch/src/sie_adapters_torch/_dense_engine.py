@@ -32,6 +32,7 @@ from sie_core import (
 from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
 from sie_adapters_torch._files import DenseFiles
 from sie_adapters_torch._lanes import Lanes
+from sie_adapters_torch._offload import OffloadsTensors, forget
 from sie_adapters_torch._options import DenseOptions, options_of
 from sie_adapters_torch._packed_bert import PackedBert
 from sie_adapters_torch._pooling import Head, load_head, pool
@@ -94,7 +95,7 @@ class _Text:
     dims: int | None
 
 
-class DenseEngine(BatchEngine):
+class DenseEngine(OffloadsTensors, BatchEngine):
     """One model on one device."""
 
     pads = False  # run groups its items by length itself, or packs them
@@ -190,6 +191,7 @@ class DenseEngine(BatchEngine):
 
     def close(self, ctx: TransitionContext) -> None:
         self._backbone = None
+        forget(self)
         if self._lanes is not None:
             self._lanes.close()
             self._lanes = None
@@ -240,6 +242,8 @@ class DenseEngine(BatchEngine):
     def run(self, batch: Sequence[Prepared]) -> Sequence[EncodeOutput]:
         if self._backbone is None:
             raise RuntimeError(f"{self._model.name} is closed")
+        if self.parked:
+            raise RuntimeError(f"{self._model.name} is parked in host memory")
         texts: list[_Text] = [item.payload for item in batch]
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index].tokens.ids))
         lengths = [len(texts[index].tokens.ids) for index in order]

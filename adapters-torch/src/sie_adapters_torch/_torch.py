@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from sie_core import DeviceBuffer, DeviceOutOfMemory, HostOutOfMemory
 
-__all__ = ["DTYPES", "free_all", "out_of_memory", "place_in_buffer", "realised_bytes", "torch_device"]
+__all__ = ["DTYPES", "bytes_of", "free_all", "out_of_memory", "place_in_buffer", "realised_bytes", "torch_device"]
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SLOT = 64  # a cache line: kernels read aligned weights faster
@@ -69,9 +69,7 @@ def place_in_buffer(module: torch.nn.Module, allocate: Callable[[int], DeviceBuf
         places[address] = end
         end += -(-sharers[0].untyped_storage().nbytes() // _SLOT) * _SLOT
     buffer = allocate(end)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "not writable": it is; torch asks the exporter too coarsely
-        arena = torch.frombuffer(buffer.view, dtype=torch.uint8, count=end)
+    arena = bytes_of(buffer.view[:end])
     whole = arena.untyped_storage()
     base = arena.storage_offset()
     for address, sharers in tensors.items():
@@ -83,6 +81,15 @@ def place_in_buffer(module: torch.nn.Module, allocate: Callable[[int], DeviceBuf
             moved = torch.empty(0, dtype=tensor.dtype).set_(whole, offset, tensor.shape, tensor.stride())
             tensor.data = moved
     return buffer
+
+
+def bytes_of(view: memoryview) -> torch.Tensor:
+    """A tensor over the bytes of a view, uint8.
+
+    By way of numpy, which tells the memory's owner that somebody looks; ``torch.frombuffer`` does not, and the owner
+    would give the memory to somebody else under a tensor that was forgotten.
+    """
+    return torch.from_numpy(np.frombuffer(view, dtype=np.uint8))
 
 
 def free_all(module: torch.nn.Module) -> None:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-from sie_core import AdapterRegistrar, AdmissionReserve, DeviceView, ModelSpec, hookimpl
+from sie_core import (
+    AdapterRegistrar,
+    AdmissionReserve,
+    Declined,
+    DeviceView,
+    Engine,
+    HostOffload,
+    HostResidue,
+    ModelSpec,
+    TransitionContext,
+    hookimpl,
+)
 
 from sie_adapters_torch.dense import DenseAdapter
 
-__all__ = ["admission_reserve", "register_adapters", "sie_api"]
+__all__ = [
+    "admission_reserve",
+    "host_offload_bytes",
+    "offload_to_host",
+    "register_adapters",
+    "restore_from_host",
+    "sie_api",
+]
 
 sie_api = 1
 
@@ -25,3 +44,33 @@ def register_adapters(registrar: AdapterRegistrar) -> None:
 def admission_reserve(model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve | None:
     adapter = _ADAPTERS.get(model.adapter)
     return None if adapter is None else adapter().reserve(model, devices)
+
+
+# Any engine made of torch tensors, whoever wrote it. Where nobody has imported torch there is none.
+
+
+@hookimpl
+def host_offload_bytes(engine: Engine) -> int | Declined | None:
+    if "torch" not in sys.modules:
+        return None
+    from sie_adapters_torch._offload import announce
+
+    return announce(engine)
+
+
+@hookimpl
+def offload_to_host(engine: Engine, ctx: TransitionContext) -> HostOffload | None:
+    if "torch" not in sys.modules:
+        return None
+    from sie_adapters_torch._offload import offload
+
+    return offload(engine, ctx)
+
+
+@hookimpl
+def restore_from_host(engine: Engine, ctx: TransitionContext) -> HostResidue | None:
+    if "torch" not in sys.modules:
+        return None
+    from sie_adapters_torch._offload import restore
+
+    return restore(engine, ctx)

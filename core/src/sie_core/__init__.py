@@ -23,7 +23,8 @@ _ROOMS = {
         "InputTooLong InvalidInput LedgerError LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed "
         "ModelLoading ModelNotFound ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory "
         "PluginBroken PluginConflict PluginError PluginIncompatible QueueFull RequestError ResourceExhausted "
-        "ShuttingDown SieError TransitionCancelled TransitionError Unauthorized Unavailable UnsafeSource Unsupported"
+        "ShuttingDown SieError TransitionCancelled TransitionError Unauthorized Unavailable UnsafeSource "
+        "Unsupported WakeCheckFailed"
     ),
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
     "sie_core.sources": "locate",

@@ -22,7 +22,7 @@ _ACCOUNT = "sie.worker.account."
 _ACCOUNT_FIELDS = {
     "capacity": "Bytes that may be promised in all.",
     "used": "Bytes in use, as the driver counts them.",
-    "promised": "Bytes promised to engines.",
+    "promised": "Bytes promised to engines; what is promised twice while one leaves for another counts once.",
     "realised": "Bytes that engines really hold.",
     "unrealised": "Bytes promised to engines and not taken yet.",
     "available": "Bytes that may still be promised.",
@@ -97,6 +97,9 @@ class Gauges:
                 self._refresh()
                 for account in self._accounts:
                     value = getattr(account, name)
+                    if name == "promised":
+                        # What a plan is still owed by its victims is their promise until they are gone.
+                        value -= account.liens
                     if value is not None:
                         yield Observation(value, {"account": account.account})
 

@@ -153,7 +153,6 @@ class Measured(Telemetry):
 
     def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None:
         self._load.record(seconds, {"model": model, "outcome": outcome})
-        self.host_cache_lookup(model, hit=False)
 
     def evicted(self, model: str, reason: str) -> None:
         # Not for whom: names of models would multiply the series, and the decision ring has them.
@@ -169,7 +168,6 @@ class Measured(Telemetry):
 
     def woken(self, model: str, seconds: float, *, outcome: str) -> None:
         self._wake.record(seconds, {"model": model, "outcome": outcome})
-        self.host_cache_lookup(model, hit=True)
 
     def host_cache_lookup(self, model: str, *, hit: bool) -> None:
         self._lookups.add(1, {"model": model, "result": "hit" if hit else "miss"})

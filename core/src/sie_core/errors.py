@@ -42,7 +42,8 @@
     │   └── EngineDied
     ├── TransitionError
     │   ├── HookTimeout              a blocking hook overran its deadline
-    │   └── TransitionCancelled
+    │   ├── TransitionCancelled
+    │   └── WakeCheckFailed          a woken engine answers differently
     ├── HostMemoryError              path: a limit of the host's memory that can't be read
     └── LedgerError                  a broken rule of the book of bytes: a bug in SIE
 """
@@ -98,6 +99,7 @@ __all__ = [
     "Unavailable",
     "UnsafeSource",
     "Unsupported",
+    "WakeCheckFailed",
 ]
 
 
@@ -458,6 +460,10 @@ class HostMemoryError(SieError):
     def __init__(self, message: str, *, path: str | Path) -> None:
         self.path = str(path)
         super().__init__(message)
+
+
+class WakeCheckFailed(TransitionError):
+    """A woken engine does not answer its fixed input as it did before: its copy was corrupted. It is loaded cold."""
 
 
 class LedgerError(SieError):

@@ -28,7 +28,10 @@ def _no_faults_left() -> Any:
 
 @pytest.fixture
 def served() -> Start:
-    """``async with served(**server_settings) as s``: an application that httpx calls directly."""
+    """``async with served(**server_settings) as s``: an application that httpx calls directly.
+
+    ``tier`` holds settings of the registry, such as ``host_cache_bytes``.
+    """
 
     @contextlib.asynccontextmanager
     async def start(
@@ -37,11 +40,12 @@ def served() -> Start:
         load_wait_s: float = 30.0,
         plugins: Plugins | None = None,
         telemetry: Telemetry | None = None,
+        tier: dict[str, Any] | None = None,
         **settings: Any,
     ) -> AsyncIterator[Served]:
         plugins = plugins or Plugins.load()
         telemetry = telemetry or Telemetry.disabled()
-        async with running_service(queue, load_wait_s, plugins, telemetry) as (service, registry):
+        async with running_service(queue, load_wait_s, plugins, telemetry, **(tier or {})) as (service, registry):
             app = create_app(service, ServerConfig(**settings), plugins=plugins, telemetry=telemetry)
             transport = ASGITransport(app, raise_app_exceptions=True)
             async with httpx.AsyncClient(transport=transport, base_url="http://sie") as http:

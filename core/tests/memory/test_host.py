@@ -355,3 +355,30 @@ def test_the_budget(setting: str | int, accelerator: bool, limit: int | None, bu
 def test_a_budget_that_is_no_number_of_bytes(setting: object) -> None:
     with pytest.raises(ValueError, match="budget"):
         host_cache_budget(setting, accelerator=True, limit=None, physical=GIB)  # type: ignore[arg-type]
+
+
+# --- pressure ----------------------------------------------------------------------------------------
+
+PRESSURE = """\
+some avg10={} avg60=1.00 avg300=0.50 total=123456
+full avg10=99.00 avg60=0.00 avg300=0.00 total=7
+"""
+
+
+@pytest.mark.parametrize(("shown", "read"), [("0.00", 0.0), ("12.75", 12.75), ("100.00", 100.0), ("7", 7.0)])
+def test_pressure_is_the_share_of_time_in_which_some_task_waited(v2: Machine, shown: str, read: float) -> None:
+    v2.write("proc/pressure/memory", PRESSURE.format(shown))
+    assert v2.memory().pressure() == read
+
+
+@pytest.mark.parametrize("text", ["", "full avg10=99.00 avg60=0.00 avg300=0.00 total=7\n", "some avg10=much\n"])
+def test_pressure_that_the_kernel_does_not_tell(v2: Machine, text: str) -> None:
+    assert v2.memory().pressure() is None  # no such file
+    v2.write("proc/pressure/memory", text)
+    assert v2.memory().pressure() is None
+
+
+def test_pressure_that_cant_be_read_is_no_error(v2: Machine) -> None:
+    v2.write("proc/pressure/memory", PRESSURE.format("50.00"))
+    unreadable(v2.root / "proc/pressure/memory")
+    assert v2.memory().pressure() is None

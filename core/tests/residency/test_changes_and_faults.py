@@ -6,10 +6,10 @@ import asyncio
 
 import attrs
 import pytest
-from house import MIB, close, fake, house, play
 from sie_core import ConfigError, EngineDied, ModelLoadFailed, ModelNotFound, Residency, ResourceExhausted, ShuttingDown
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
+from sie_testing.house import MIB, close, fake, house, play
 
 seeds = pytest.mark.parametrize("seed", range(6))
 

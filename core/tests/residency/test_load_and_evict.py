@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from house import MIB, close, fake, house, play
 from sie_core import ModelLoadFailed, ModelLoading, ModelNotFound, Residency, ResourceExhausted
+from sie_testing.house import MIB, close, fake, house, play
 
 seeds = pytest.mark.parametrize("seed", range(8))
 

@@ -52,6 +52,8 @@ MODELS: dict[str, FakeOptions] = {
     "gone": FakeOptions(fail_load="ModelSourceNotFound"),
     "flaky": FakeOptions(fail_load="EngineStartError"),
     "huge": FakeOptions(weights_bytes=1024 * MIB),
+    "corrupt": FakeOptions(corrupt_restore=True),
+    "tuples": FakeOptions(decline="its tensors sit in tuples"),
 }
 
 
@@ -88,13 +90,14 @@ def key_line(role: str, key: str) -> str:
 
 @contextlib.asynccontextmanager
 async def running_service(
-    queue: int, load_wait_s: float, plugins: Plugins, telemetry: Telemetry
+    queue: int, load_wait_s: float, plugins: Plugins, telemetry: Telemetry, **registry_settings: Any
 ) -> AsyncIterator[tuple[Service, Registry]]:
     ledger = Ledger()
     ledger.add_account("host", total=1 << 40)
     device = Pretend()
     ledger.add_account(device.name, total=device.total())
-    registry = Registry(plugins, ledger, [device], RegistrySettings(load_wait_s=load_wait_s), observer=telemetry)
+    settings = RegistrySettings(load_wait_s=load_wait_s, **registry_settings)
+    registry = Registry(plugins, ledger, [device], settings, observer=telemetry)
     registry.apply(
         [ModelSpec(name=name, adapter="fake", options=options, queue=queue) for name, options in MODELS.items()]
     )

@@ -1,4 +1,4 @@
-"""``sie load | unload | pin | unpin``: what the server should hold."""
+"""``sie load | unload | park | wake | pin | unpin``: what the server should hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sie_core.cli.client import Client, Remote, model_path
 from sie_core.cli.errors import CommandError, Exit
 from sie_core.cli.output import print_json, printable, size
 
-__all__ = ["load", "pin", "unload", "unpin"]
+__all__ = ["load", "park", "pin", "unload", "unpin", "wake"]
 
 _NO_REMOTE = Remote()
 _POLL_S = 0.25
@@ -62,6 +62,37 @@ def unload(
     _several(models, remote, act)
 
 
+@command("MODEL... [OPTIONS]", "sie park minilm")
+def park(
+    models: Names,
+    /,
+    *,
+    timeout: Annotated[
+        float, Parameter(metavar="SECONDS", help="Give up waiting after so many seconds; the server goes on.")
+    ] = 120.0,
+    remote: Remote = _NO_REMOTE,
+) -> None:
+    """Park models: the requests that use them end first, then their state moves to host memory, and the device is free.
+
+    The next request wakes a parked model, or `sie wake` does. The server needs a host tier (memory.host_cache_bytes).
+    """
+    _several(models, remote, lambda client, model: _move(client, model, "park", timeout))
+
+
+@command("MODEL... [OPTIONS]", "sie wake minilm", "sie wake minilm reranker")
+def wake(
+    models: Names,
+    /,
+    *,
+    timeout: Annotated[
+        float, Parameter(metavar="SECONDS", help="Give up waiting after so many seconds; the server goes on.")
+    ] = 120.0,
+    remote: Remote = _NO_REMOTE,
+) -> None:
+    """Wake parked models, before a request has to. A model that is not parked is loaded."""
+    _several(models, remote, lambda client, model: _move(client, model, "wake", timeout))
+
+
 @command("MODEL... [OPTIONS]", "sie pin minilm")
 def pin(models: Names, /, *, remote: Remote = _NO_REMOTE) -> None:
     """Keep models in memory: a pinned model is never evicted. It still unloads on request."""
@@ -96,6 +127,13 @@ def _several(models: tuple[str, ...], remote: Remote, act: Callable[[Client, str
 
 def _switch(client: Client, model: str, action: str) -> dict[str, Any]:
     return client.post(model_path("/v1/admin/models", model, action))
+
+
+def _move(client: Client, model: str, action: str, timeout_s: float) -> dict[str, Any]:
+    began = time.monotonic()
+    path = model_path("/v1/admin/models", model, action)
+    answer = client.post(path, {"wait_s": timeout_s}, timeout_s=timeout_s + _GRACE_S)
+    return {**answer, "took_s": round(time.monotonic() - began, 3)}
 
 
 def _load(client: Client, model: str, timeout_s: float) -> dict[str, Any]:
@@ -196,8 +234,10 @@ def _described(row: dict[str, Any]) -> str:
         parts[0] += f" on {', '.join(where) if isinstance(where, list) else where}"
     if row.get("device_bytes"):
         parts.append(size(row["device_bytes"]))
+    if row["residency"] == "parked":
+        parts.append(f"{size(row.get('host_bytes'))} on the host")
     if row.get("pinned"):
         parts.append("pinned")
     if row.get("took_s") is not None:
-        parts.append(f"after {row['took_s']:.1f} s")
+        parts.append(f"after {row['took_s']:.1f} s" if row["took_s"] >= 1 else f"after {1000 * row['took_s']:.0f} ms")
     return ", ".join(parts)

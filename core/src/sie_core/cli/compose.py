@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -12,7 +13,7 @@ from sie_core.cli.errors import CommandError
 from sie_core.config import Config
 from sie_core.errors import ConfigError, ConfigProblem
 from sie_core.http import create_app
-from sie_core.memory.host import HostMemory
+from sie_core.memory.host import HostMemory, host_cache_budget
 from sie_core.memory.ledger import Ledger, Need
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
@@ -21,6 +22,8 @@ from sie_core.telemetry import Telemetry
 from sie_core.units import format_bytes
 
 __all__ = ["Parts", "compose"]
+
+_log = logging.getLogger("sie.cli")
 
 _HOST = "host"
 _CUDA_RESERVE = 512 * 1024**2
@@ -44,29 +47,69 @@ def compose(config: Config, plugins: Plugins) -> Parts:
     """Build everything, on the event loop that will run it. ``config`` is bound.
 
     Raises:
-        ConfigError: an emulated device that the host's memory can't hold; a malformed API key.
+        ConfigError: an emulated device or a host tier that the host's memory can't hold; a malformed API key.
         PluginError: in strict mode, a hook that failed.
         CommandError: no device at all.
     """
+    # Both are read by OpenMP when the first framework is imported, which happens with the first load. A server shares
+    # its cores with its own event loop and with others: a thread that waits by spinning for one that has to wait for a
+    # core wastes whole time slices, many times a batch.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.compute.threads is not None:
-        # Read by OpenMP when the first framework is imported, which happens with the first load.
         os.environ["OMP_NUM_THREADS"] = str(config.compute.threads)
     host, ledger = HostMemory(), Ledger()
     devices = _accounts(config, plugins, host, ledger)
     telemetry = Telemetry.create(config.telemetry)
-    registry = Registry(plugins, ledger, devices, _settings(config), host_available=host.available, observer=telemetry)
+    registry = Registry(
+        plugins,
+        ledger,
+        devices,
+        _settings(config, _host_tier(config, host, ledger, devices)),
+        host_available=host.available,
+        host_pressure=host.pressure,
+        observer=telemetry,
+    )
     service = Service(registry, telemetry=telemetry)
     app = create_app(service, config.server, plugins=plugins, telemetry=telemetry)
     registry.apply(config.models)
     return Parts(config, plugins, tuple(devices), ledger, registry, telemetry, service, app)
 
 
-def _settings(config: Config) -> RegistrySettings:
+def _settings(config: Config, host_cache_bytes: int) -> RegistrySettings:
     return RegistrySettings(
         load_wait_s=config.requests.load_wait_s,
         wake_wait_s=config.requests.wake_limit_s,
         run_permits=config.memory.run_permits,
+        host_cache_bytes=host_cache_bytes,
     )
+
+
+def _host_tier(config: Config, host: HostMemory, ledger: Ledger, devices: list[Device]) -> int:
+    """The budget of the host tier in bytes; 0: off. Says once what came of the setting."""
+    key, setting = "memory.host_cache_bytes", config.memory.host_cache_bytes
+    accelerator = any(device.kind != "cpu" for device in devices)
+    budget = host_cache_budget(setting, accelerator=accelerator, limit=host.limit(), physical=host.physical())
+    total, spare = host.total(), max(0, ledger.available(_HOST))
+    if budget > total:
+        # It could never fill, so whoever wrote it has another machine in mind, or another unit.
+        problem = f"the host has {format_bytes(total)} in all, and {format_bytes(budget)} are asked for"
+        raise ConfigError([ConfigProblem(problem, path=key, file=config.origin(key).place)])
+    if not budget:
+        why = f"{key} is 0" if setting == 0 else "no accelerator: a parked model would take the same memory"
+        _log.info("host tier: off (%s); evicted models unload", why)
+        return 0
+    whence = "a quarter of the host's memory" if setting == "auto" else key
+    _log.info("host tier: %s for parked models (%s)", format_bytes(budget), whence)
+    if budget > spare:
+        _log.warning(
+            "the host has %s to give now, memory.host_floor left out: the host tier can't fill its %s, and models that "
+            "find no room in it unload",
+            format_bytes(spare),
+            format_bytes(budget),
+        )
+    if not accelerator:
+        _log.warning("there is no accelerator: a parked model takes the same memory as a loaded one, and wins nothing")
+    return budget
 
 
 def _accounts(config: Config, plugins: Plugins, host: HostMemory, ledger: Ledger) -> list[Device]:

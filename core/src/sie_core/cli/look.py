@@ -1,4 +1,4 @@
-"""``sie models | ps | status | decisions``: what the server holds, and why."""
+"""``sie models | ps | status | decisions | explain``: what the server holds, and why."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sie_core.cli.app import command
-from sie_core.cli.client import Client, Remote
+from sie_core.cli.client import Client, Remote, model_path
 from sie_core.cli.output import local_time, print_json, print_table, printable, size
 
-__all__ = ["decisions", "models", "ps", "status"]
+__all__ = ["decisions", "explain", "models", "ps", "status"]
 
 _NO_REMOTE = Remote()
 
@@ -74,6 +74,7 @@ def status(*, remote: Remote = _NO_REMOTE) -> None:
         ((account["account"], *(_signed(account.get(key)) for key in _SIZES)) for account in body.get("accounts", [])),
         right=("CAPACITY", "USED", "PROMISED", "UNREALISED", "AVAILABLE"),
     )
+    _host_cache(body.get("host_cache"))
     print()
     _print_models(body.get("models", []), empty="No models are configured.")
     _failures(body.get("models", []))
@@ -115,9 +116,45 @@ def decisions(
     )
 
 
+@command("MODEL [OPTIONS]", "sie explain minilm", "sie explain minilm --json")
+def explain(
+    model: Annotated[str, Parameter(name="MODEL", negative="", help="Name of a model, as in `sie models`.")],
+    /,
+    *,
+    remote: Remote = _NO_REMOTE,
+) -> None:
+    """Say why a model is where it is: why it was evicted, what it freed, what would have kept it.
+
+    Where keys are on, it takes an admin key.
+    """
+    with Client(remote) as client:
+        body = client.get(model_path("/v1/admin/models", model, "explain"))
+    if remote.json:
+        print_json(body)
+        return
+    for sentence in body.get("explanation", []):
+        print(printable(sentence))
+    left = body.get("departure")
+    if left:
+        print(f"That was at {local_time(left['at'])}.")
+    keep = body.get("would_have_kept_it") or []
+    if keep:
+        print("\nWhat would have kept it:")
+    for line in keep:
+        print(printable(f"  - {line}"))
+
+
 # --- parts -----------------------------------------------------------------------------------------
 
 _SIZES = ("capacity", "used", "promised", "unrealised", "available")
+
+
+def _host_cache(tier: Mapping[str, int] | None) -> None:
+    if not tier or not tier.get("budget"):
+        print("\nHost tier: off; evicted models unload.")
+        return
+    idle = f", and {size(tier['idle'])} kept for the next copy" if tier.get("idle") else ""
+    print(f"\nHost tier: {size(tier.get('used')).replace('-', '0')} of {size(tier['budget'])} in use{idle}.")
 
 
 def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:

@@ -83,9 +83,11 @@ def _parsed() -> Callable[..., int]:
 def serve() -> None:
     """Start the server.
 
-    Without a configuration it serves the models that the installed adapters bring. Every option can also stand in the
-    configuration file or in an environment variable; a flag wins over a variable, a variable over the file. SIGHUP has
-    the file read again.
+    Without a configuration it serves the models that the installed adapters bring; if that is one, it is loaded right
+    away. Models of a configuration are loaded by their first request, pinned ones right away.
+
+    Every option can also stand in the configuration file or in an environment variable; a flag wins over a variable, a
+    variable over the file. SIGHUP has the file read again.
     """
 
 
@@ -181,10 +183,23 @@ async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.s
         serving = asyncio.ensure_future(listener.serve())
         tend_garbage()
         _greet(config, sock)
+        preloading = _preload(parts)
         await asyncio.wait({serving, signals.asked}, return_when=asyncio.FIRST_COMPLETED)
-        if watching is not None:
-            watching.cancel()
+        for task in (watching, preloading):
+            if task is not None:
+                task.cancel()
         return await _end(parts, listener, serving, signals)
+
+
+def _preload(parts: Parts) -> asyncio.Task[Any] | None:
+    """Load the one model that is served without any configuration: the first request of a newcomer should not wait."""
+    models = parts.config.models
+    if parts.config.origin("models").kind != "default" or len(models) != 1:
+        return None
+    task = asyncio.ensure_future(parts.service.load(models[0].name))
+    # A failure stands in the log and in the model's state, where the first request finds it.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 async def _end(parts: Parts, listener: Listener, serving: asyncio.Future[None], signals: Signals) -> int:

@@ -72,6 +72,7 @@ def _routes(site: Site) -> list[BaseRoute]:
         route("GET", "/v1/status", status.show_status),
         WebSocketRoute("/ws/status", status.StatusFeed(site)),
         route("GET", "/v1/admin/decisions", admin.decisions),
+        route("GET", "/v1/admin/models/{model:path}/explain", admin.explain),
         *(route("POST", f"/v1/admin/models/{{model:path}}/{name}", act) for name, act in admin.ACTIONS.items()),
         route("GET", "/healthz", ops.healthz),
         route("GET", "/readyz", ops.readyz),

@@ -109,6 +109,7 @@ RULES: dict[type[BaseException], Rule] = {
     e.EngineDied: Rule(500, retry=True),
     e.HookTimeout: Rule(503, "RESOURCE_EXHAUSTED", retry=True),
     e.TransitionCancelled: Rule(503, "MODEL_LOADING", retry=True),
+    e.WakeCheckFailed: Rule(503, "MODEL_LOADING", retry=True),
     e.ConfigError: _INTERNAL,
     e.PluginBroken: _INTERNAL,
     e.PluginConflict: _INTERNAL,

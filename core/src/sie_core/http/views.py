@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import asdict
+
 from sie_core.types import Decision, Residency
 
 if TYPE_CHECKING:
     from sie_core.http.endpoint import Site
     from sie_core.memory.ledger import AccountState
     from sie_core.residency import ModelStatus
-    from sie_core.serving import ServerStatus
+    from sie_core.serving import Explanation, ServerStatus
 
-__all__ = ["STATES", "decision", "model_card", "model_status", "openai_card", "server_status"]
+__all__ = ["STATES", "decision", "explanation", "model_card", "model_status", "openai_card", "server_status"]
 
 STATES: Final = {
     Residency.RESIDENT: "loaded",
@@ -70,6 +72,8 @@ def model_status(status: ModelStatus) -> dict[str, Any]:
         "epoch": status.epoch,
         "last_error": _last_error(status),
         "load_s": status.load_s,
+        "park_s": status.park_s,
+        "wake_s": status.wake_s,
         "progress": None if progress is None else {"fraction": progress[0], "note": progress[1]},
     }
 
@@ -88,10 +92,27 @@ def account_status(account: AccountState) -> dict[str, Any]:
 
 
 def server_status(status: ServerStatus) -> dict[str, Any]:
-    """Accounts and models, without what changes by itself (the uptime)."""
+    """Accounts, host tier and models, without what changes by itself (the uptime)."""
+    tier = status.host_tier
     return {
         "accounts": [account_status(account) for account in status.accounts],
+        "host_cache": {"budget": tier.budget, "used": tier.used, "idle": tier.idle},
         "models": [model_status(model) for model in status.models],
+    }
+
+
+def explanation(one: Explanation) -> dict[str, Any]:
+    """Why a model is where it is. ``at`` is seconds since 1970, sizes are bytes."""
+    left = one.departure
+    return {
+        "model": one.model,
+        "residency": one.residency.value,
+        "explanation": list(one.sentences),
+        "departure": None if left is None else asdict(left),
+        "would_have_kept_it": list(one.keep),
+        "parks": one.parks,
+        "why_not_parked": one.why_not_parked,
+        "decisions": [decision(entry) for entry in one.decisions],
     }
 
 

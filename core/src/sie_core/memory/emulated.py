@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import sys
 import threading
 from collections import OrderedDict
 from typing import Literal
 
-from sie_core.errors import DeviceOutOfMemory, HostOutOfMemory
+from sie_core.errors import DeviceOutOfMemory
+from sie_core.memory._pages import is_exported, map_touched, round_up, touch
 from sie_core.units import format_bytes
 
 __all__ = ["EmulatedBuffer", "EmulatedDevice"]
-
-_PAGE = mmap.PAGESIZE
-_PIECE = 4 * 1024**2
-_POPULATE_WRITE = 23 if sys.platform == "linux" else -1
-"""MADV_POPULATE_WRITE, which the mmap module does not name: has the pages made in one call."""
 
 
 class EmulatedBuffer:
@@ -60,14 +55,14 @@ class EmulatedDevice:
         if nbytes <= 0:
             raise ValueError(f"an emulated device needs a size, and this is {nbytes}")
         self.name = name
-        self._total = _round_up(nbytes)
+        self._total = round_up(nbytes)
         self.description = f"emulated accelerator, {format_bytes(self._total)} of RAM"
         self._lock = threading.Lock()
         self._live = 0
         self._closed = False
         self._cache: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
         """Freed blocks by size; the size that was used longest ago first."""
-        self._reserve_map = self._map(self._total)
+        self._reserve_map = map_touched(self._total, self.name)
         self._reserve = self._total
 
     def total(self) -> int:
@@ -86,7 +81,7 @@ class EmulatedDevice:
         """
         if nbytes < 0:
             raise ValueError(f"a buffer can't have {nbytes} bytes")
-        size = _round_up(nbytes)
+        size = round_up(nbytes)
         if not size:
             return EmulatedBuffer(self, None, 0)
         with self._lock:
@@ -101,7 +96,7 @@ class EmulatedDevice:
             block = self._pop_cached(size)
             if block is None:
                 self._make_way(size)
-                block = self._map(size)
+                block = map_touched(size, self.name)
             self._live += size
             return EmulatedBuffer(self, block, nbytes)
 
@@ -126,11 +121,11 @@ class EmulatedDevice:
             self._live -= size
             if self._closed:
                 return
-            if _is_exported(block):
+            if is_exported(block):
                 # Whoever still looks must not see the next owner's bytes: the pages go, the mapping stays for the
                 # looker, and the reserve grows by as much.
                 block.madvise(mmap.MADV_DONTNEED)
-                _touch(self._reserve_map, self._reserve, self._reserve + size)
+                touch(self._reserve_map, self._reserve, self._reserve + size)
                 self._reserve += size
                 return
             self._cache.setdefault(size, []).append(block)
@@ -158,43 +153,4 @@ class EmulatedDevice:
         if self._reserve < touched:
             self._reserve_map.madvise(mmap.MADV_DONTNEED, self._reserve, touched - self._reserve)
         else:
-            _touch(self._reserve_map, touched, self._reserve)
-
-    def _map(self, nbytes: int) -> mmap.mmap:
-        try:
-            block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, ValueError, OverflowError, MemoryError) as error:
-            raise HostOutOfMemory(
-                f"{self.name}: {format_bytes(nbytes)} of RAM can't be had: {error}", account="host", needed=nbytes
-            ) from error
-        advice = getattr(mmap, "MADV_HUGEPAGE", None)
-        if advice is not None:
-            with contextlib.suppress(OSError):  # a kernel without huge pages: slower, nothing else
-                block.madvise(advice)
-        _touch(block, 0, nbytes)
-        return block
-
-
-def _round_up(nbytes: int) -> int:
-    return -(-nbytes // _PAGE) * _PAGE
-
-
-def _touch(block: mmap.mmap, start: int, end: int) -> None:
-    """Have every page there. In pieces, because each keeps Python's other threads waiting."""
-    for piece in range(start, end, _PIECE):
-        size = min(_PIECE, end - piece)
-        try:
-            block.madvise(_POPULATE_WRITE, piece, size)
-        except OSError:  # not Linux, or older than 5.14
-            block[piece : piece + size : _PAGE] = bytes(-(-size // _PAGE))
-
-
-def _is_exported(block: mmap.mmap) -> bool:
-    """Whether anybody looks into the block: then it refuses to be resized, even to the size it has."""
-    try:
-        block.resize(len(block))
-    except BufferError:
-        return True
-    except (SystemError, OSError, ValueError):
-        pass  # no resizing on this platform; the check comes first
-    return False
+            touch(self._reserve_map, touched, self._reserve)

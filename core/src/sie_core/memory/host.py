@@ -6,6 +6,7 @@ although the kernel gives it back on demand. So for every level: headroom = limi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, Protocol
@@ -18,6 +19,7 @@ from sie_core.memory._cgroups import Level, find_levels
 __all__ = ["CgroupLevel", "HostMemory", "host_cache_budget"]
 
 _AUTO_SHARE = 4
+_SOME_AVG10 = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
 
 
 class _Virtual(Protocol):
@@ -75,6 +77,15 @@ class HostMemory:
         """Bytes that this process may ever have: the limit, or the machine's RAM."""
         limit = self.limit()
         return self.physical() if limit is None else min(limit, self.physical())
+
+    def pressure(self) -> float | None:
+        """Percent of the last 10 s in which some task waited for memory; ``None``: the kernel does not say."""
+        try:
+            text = (self._root / "proc/pressure/memory").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # no such file, or the kernel was told not to keep count
+            return None
+        found = _SOME_AVG10.search(text)
+        return float(found[1]) if found else None
 
     def levels(self) -> list[CgroupLevel]:
         """Every level with a limit, innermost first."""

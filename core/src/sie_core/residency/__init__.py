@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sie_core.residency.record import Lease, ModelStatus, RegistrySettings
+from sie_core.residency.record import HostTierStatus, Lease, ModelStatus, RegistrySettings
 from sie_core.residency.registry import Registry
 from sie_core.residency.worker import EngineWorker, Worker
 
-__all__ = ["EngineWorker", "Lease", "ModelStatus", "Registry", "RegistrySettings", "Worker"]
+__all__ = ["EngineWorker", "HostTierStatus", "Lease", "ModelStatus", "Registry", "RegistrySettings", "Worker"]

@@ -13,17 +13,18 @@ from attrs import define, field
 
 from sie_core.adapter import AdmissionReserve, Grant
 from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
-from sie_core.hookspecs import VictimCandidate
 from sie_core.residency.eviction import choose
-from sie_core.residency.placement import Placement, grant_for, places
+from sie_core.residency.placement import Placement, grant_for, places, regrant
 from sie_core.residency.record import Drain, Record
-from sie_core.residency.roster import Roster, log
+from sie_core.residency.roster import HOST, Roster, log
+from sie_core.residency.victims import Victims
 from sie_core.types import Residency
 from sie_core.units import format_bytes
 
 __all__ = ["Admission", "Needer", "Placed", "Plan"]
 
 _POLL_S = 0.1
+_TICK_S = 0.001
 
 
 @define(eq=False)
@@ -56,6 +57,7 @@ class Needer:
     purpose: str = "engine"
     at_least: int = 0
     cause: SieError | None = None
+    wake: bool = False
     plan: Plan | None = None
     refused: set[str] = field(factory=set)
 
@@ -65,10 +67,9 @@ class Needer:
         return self.at if oldest is None else min(self.at, oldest)
 
     @property
-    def patience_until(self) -> float:
-        """When its oldest waiter leaves."""
-        tickets = self.record.tickets
-        return next(iter(tickets)).deadline if tickets else float("inf")
+    def owner(self) -> str | None:
+        """For the ledger: a parked engine's needs replace what it still holds."""
+        return self.record.name if self.wake else None
 
 
 class Admission:
@@ -82,6 +83,7 @@ class Admission:
         self.drain: Callable[[Record, Drain], None]
         self.undrain: Callable[[Record, str], None]
         self.evict: Callable[[Record, str], None]
+        self.victims = Victims(roster)
 
     # --- the front door ----------------------------------------------------------------------------
 
@@ -93,6 +95,7 @@ class Admission:
         purpose: str = "engine",
         at_least: int = 0,
         cause: SieError | None = None,
+        wake: bool = False,
     ) -> Placed:
         """Wait until the bytes are booked and really free.
 
@@ -103,12 +106,15 @@ class Admission:
             TransitionCancelled: withdrawn.
         """
         future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        needer = Needer(record, reserve, future, self._roster.now(), purpose, at_least, cause)
+        needer = Needer(record, reserve, future, self._roster.now(), purpose, at_least, cause, wake)
         self._waiting.append(needer)
         self.pump()
         try:
             return await future
         except BaseException:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._unbook(needer)  # granted in the same turn in which whoever waited was cancelled
+                self.request_pump()
             self._forget(needer, "given up")
             raise
 
@@ -122,6 +128,10 @@ class Admission:
     def holds(self, record: Record, plan: Plan) -> bool:
         """Whether ``plan`` is made for this model."""
         return any(needer.plan is plan for needer in self._of(record))
+
+    def waits(self, record: Record) -> bool:
+        """Whether the model still waits for its bytes, so that calling it off costs nothing."""
+        return bool(self._of(record)) or (record.state is Residency.QUEUED)
 
     @property
     def busy(self) -> bool:
@@ -137,6 +147,7 @@ class Admission:
     def pump(self) -> None:
         """Give out what can be given out, longest waiting ticket first."""
         self._pump_due = False
+        self.victims.next_look = float("inf")
         held_back: set[str] = set()
         for needer in sorted(self._waiting, key=lambda needer: needer.since):
             if needer.future.done():
@@ -149,9 +160,14 @@ class Admission:
             except LedgerError as error:  # a bug of ours: this load fails, the queue goes on
                 log.exception("planning for %s failed", needer.record.name)
                 self._fail(needer, error)
-        if any(needer.plan is None for needer in self._waiting) and self._poll is None:
+        if self._poll is not None:
+            self._poll.cancel()
+            self._poll = None
+        if any(needer.plan is None for needer in self._waiting):
             # Guards and exemptions run out with time alone, and nobody reports that.
-            self._poll = asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
+            now = self._roster.now()
+            wait = min(_POLL_S, max(_TICK_S, self.victims.next_look - now))
+            self._poll = asyncio.get_running_loop().call_later(wait, self._poll_again)
 
     def _poll_again(self) -> None:
         self._poll = None
@@ -167,7 +183,7 @@ class Admission:
         plan.committed = True
         for name in plan.victims:
             victim = self._roster.records.get(name)
-            if victim is not None and victim.state is Residency.DRAINING:
+            if victim is not None and victim.state in (Residency.DRAINING, Residency.PARKED):
                 self.evict(victim, "memory pressure")
             else:
                 plan.owing.discard(name)  # gone on its own: it crashed
@@ -188,13 +204,23 @@ class Admission:
         needer = next((needer for needer in self._waiting if needer.plan is plan), None)
         if needer is None or plan.committed:
             return
-        others = [name for name in self._victims(needer) if name != record.name and not self._leases(name)]
-        without_plan = frozenset({needer.record.name})
-        for place in places(self._roster, needer.record, needer.reserve):
-            missing = self._roster.ledger.shortfall(place.all_needs, without=without_plan | frozenset(others))
+        roster = self._roster
+        others = [name for name in self._victims(needer) if name != record.name and not roster.records[name].leases]
+        for place in self._all_ways(needer):
+            missing = roster.ledger.shortfall(place.all_needs, without={needer.record.name, *others})
             if not missing:
                 self.refused(record, plan, "a request came for it and idle models can pay instead")
                 return
+
+    def fits_elsewhere(self, record: Record) -> bool:
+        """Whether a cold load could get room on other devices than the ones it has, evicting whom it may."""
+        if record.reserve is None:
+            return False
+        movable = frozenset(name for name, other in self._roster.records.items() if not other.spec.pinned)
+        return any(
+            place.devices != record.devices and not self._roster.ledger.shortfall(place.all_needs, without=movable)
+            for place in places(self._roster, record, record.reserve)
+        )
 
     def gone(self, record: Record) -> None:
         """A model has given its bytes back."""
@@ -226,9 +252,16 @@ class Admission:
     def _cancel_plan(self, needer: Needer, reason: str) -> None:
         plan, needer.plan = needer.plan, None
         if plan is not None:
-            self._roster.ledger.release(needer.record.name, purpose=needer.purpose)
-            self._roster.ledger.release(needer.record.name, purpose="load_staging")
+            self._unbook(needer)
             self._let_off(plan, reason)
+
+    def _unbook(self, needer: Needer) -> None:
+        ledger, record = self._roster.ledger, needer.record
+        if needer.wake:
+            ledger.retain(record.name, record.retained)
+        else:
+            ledger.release(record.name, purpose=needer.purpose)
+            ledger.release(record.name, purpose="load_staging")
 
     def _forget(self, needer: Needer, reason: str) -> None:
         if needer in self._waiting:
@@ -262,7 +295,9 @@ class Admission:
         for place in ways:
             if held_back.intersection(place.devices) or self._window(needer, place):
                 continue
-            victims = choose(roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least)
+            victims = choose(
+                roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least, owner=needer.owner
+            )
             if victims is None:
                 continue
             cost = self._cost(place, victims)
@@ -282,10 +317,18 @@ class Admission:
         used = max((roster.records[name].last_used for name in victims), default=0.0)
         return evicted, used, -sum(roster.ledger.available(account) for account in place.devices)
 
+    def _all_ways(self, needer: Needer) -> list[Placement]:
+        """Where the engine could go; a parked one goes back to where it was."""
+        if needer.wake:
+            return [Placement(needer.record.devices, needer.record.booked)]
+        return places(self._roster, needer.record, needer.reserve)
+
     def _ways(self, needer: Needer) -> list[Placement] | None:
         """The placements that an empty machine could take; ``None`` after the needer was failed."""
         roster, record = self._roster, needer.record
-        ways = places(roster, record, needer.reserve)
+        ways = self._all_ways(needer)
+        if needer.wake:
+            return ways
         if not ways:
             there = ", ".join(roster.devices)
             wanted = record.spec.device or f"{len(needer.reserve.ranks)} devices"
@@ -306,11 +349,15 @@ class Admission:
     def _hopeless(self, needer: Needer, ways: list[Placement]) -> bool:
         """Fail the needer if not even evicting everybody would help: pins, or memory that is not ours."""
         roster, record = self._roster, needer.record
-        if needer.at_least and not self._others(needer, ways):
+        # A batch that ran out of memory keeps its leases and its permit while it waits: no longer than a guard lasts.
+        late = needer.purpose != "engine" and roster.now() - needer.at > roster.settings.turn_s
+        if needer.at_least and (late or not self._others(needer, ways)):
             self._fail(needer, needer.cause or ResourceExhausted("nothing is left to evict", retry_after_s=5.0))
             return True
-        movable = frozenset(name for name, other in roster.records.items() if not other.spec.pinned)
-        missing = [roster.ledger.shortfall(place.all_needs, without=movable) for place in ways]
+        movable = frozenset(
+            name for name, other in roster.records.items() if not other.spec.pinned and other is not record
+        )
+        missing = [roster.ledger.shortfall(place.all_needs, without=movable, owner=needer.owner) for place in ways]
         if not all(missing):
             return False
         account, short = next(iter(missing[0].items()))
@@ -327,8 +374,11 @@ class Admission:
     def _others(self, needer: Needer, ways: list[Placement]) -> bool:
         """Whether any other model that may ever be evicted is on one of these devices, or on its way there."""
         accounts = {account for place in ways for account in place.devices}
+        held = self._roster.ledger.holding
         return any(
-            other is not needer.record and not other.spec.pinned and accounts.intersection(other.devices)
+            other is not needer.record
+            and not other.spec.pinned
+            and any(nbytes > 0 and account in accounts for account, nbytes in held(other.name).items())
             for other in self._roster.records.values()
         )
 
@@ -345,14 +395,18 @@ class Admission:
 
     def _book(self, needer: Needer, place: Placement, victims: tuple[str, ...]) -> None:
         roster, record = self._roster, needer.record
-        needs, grant = grant_for(roster, place, needer.reserve)
-        needed = sum(roster.ledger.shortfall(place.all_needs).values())
+        if needer.wake:
+            needs, grant = place.needs, regrant(roster, place)
+        else:
+            needs, grant = grant_for(roster, place, needer.reserve)
+        needed = sum(roster.ledger.shortfall(place.all_needs, owner=needer.owner).values())
         roster.ledger.book(record.name, needs, purpose=needer.purpose, victims=victims)
         if place.staging:
             roster.ledger.book(record.name, place.staging, purpose="load_staging", victims=victims)
         placed = Placed(place.devices, grant)
         if needer.purpose == "engine":
             record.devices = place.devices
+            record.booked = tuple(need for need in needs if need.account != HOST)
         if not victims:
             self._grant(needer, placed)
             return
@@ -369,66 +423,8 @@ class Admission:
         for name in victims:
             self.drain(roster.records[name], Drain(f"room for {record.name}", plan))
 
-    # --- victims -----------------------------------------------------------------------------------
-
     def _victims(self, needer: Needer) -> Iterator[str]:
-        """Models that may go, in the order to take them: idle before busy, then least recently used."""
-        roster = self._roster
-        yields = roster.now() - needer.since > roster.settings.turn_s
-        busy: list[str] = []
-
-        def in_order() -> Iterator[str]:
-            # Lazy: the planner seldom needs more than the first few of what may be a thousand.
-            for name, record in ((name, roster.records[name]) for name in roster.recent):
-                if name not in needer.refused and self._may_go(record, needer, yields):
-                    if record.leases:
-                        busy.append(name)
-                    else:
-                        yield name
-            yield from busy
-
-        if roster.plugins.implements("choose_victims"):
-            return iter(self._ask(list(in_order()), needer))
-        return in_order()
-
-    def _may_go(self, record: Record, needer: Needer, guard_yields: bool) -> bool:
-        if (
-            record is needer.record
-            or record.state is not Residency.RESIDENT
-            or record.spec.pinned
-            or record.tickets
-            or record.seat is None
-            or (record.seat.first_turn and not guard_yields)
-        ):
-            return False
-        now = self._roster.now()
-        if now < record.exempt_until:
-            return False
-        guard = max(record.spec.min_resident_s, 5 * record.cycle_s)
-        return guard_yields or now - record.resident_at >= guard
-
-    def _leases(self, name: str) -> int:
-        return self._roster.records[name].leases
-
-    def _ask(self, able: list[str], needer: Needer) -> list[str]:
-        """Let a plugin put them in order. Names that are no candidates are ignored, the rest keep their order."""
-        roster, now = self._roster, self._roster.now()
-        asked = [
-            VictimCandidate(
-                model=name,
-                frees=dict(roster.ledger.freed_by(name)),
-                leases=self._leases(name),
-                idle_s=0.0 if self._leases(name) else now - roster.records[name].last_used,
-                load_s=roster.records[name].load_s,
-                can_park=False,
-            )
-            for name in able
-        ]
-        ways = places(roster, needer.record, needer.reserve)
+        """Models that may go for this needer, in the order to take them."""
+        ways = self._all_ways(needer)
         needed = {need.account: need.static + need.context + need.headroom for need in ways[0].needs} if ways else {}
-        try:
-            first = roster.plugins.ask("choose_victims", owner=None, candidates=asked, needed=needed) or ()
-        except Exception:  # a policy's fault must not stop admission: the core's own order serves
-            log.exception("choose_victims failed")
-            first = ()
-        return list(dict.fromkeys([*(name for name in first if name in able), *able]))
+        return self.victims.of(needer.record, needer.since, needer.refused, needed)

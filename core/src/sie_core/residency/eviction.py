@@ -13,21 +13,25 @@ __all__ = ["Book", "choose"]
 class Book(Protocol):
     """What the planner reads of the ledger."""
 
-    def shortfall(self, needs: Sequence[Need], *, without: Collection[str] = ()) -> dict[str, int]: ...
+    def shortfall(
+        self, needs: Sequence[Need], *, without: Collection[str] = (), owner: str | None = None
+    ) -> dict[str, int]: ...
 
     def freed_by(self, owner: str) -> Mapping[str, int]: ...
 
 
 def choose(
-    book: Book, needs: Sequence[Need], candidates: Iterable[str], *, at_least: int = 0
+    book: Book, needs: Sequence[Need], candidates: Iterable[str], *, at_least: int = 0, owner: str | None = None
 ) -> tuple[str, ...] | None:
     """Victims from ``candidates``, taken from the front; ``()`` if the need fits as it is; ``None`` if nothing helps.
 
-    ``at_least``: name so many victims even if the ledger says that the need fits (the device said otherwise). A first
-    pass adds up what each candidate frees alone; the exact figure, with the headroom that pools share, is then asked of
-    the ledger, and victims that turn out not to be needed are let off.
+    ``owner``: the needer, when it is parked and the needs replace what it holds. ``at_least``: name so many victims
+    even if the ledger says that the need fits (the device said otherwise).
+
+    A first pass adds up what each candidate frees alone; the exact figure, with the headroom that pools share, is then
+    asked of the ledger, and victims that turn out not to be needed are let off.
     """
-    missing = book.shortfall(needs)
+    missing = book.shortfall(needs, owner=owner)
     if not missing and not at_least:
         return ()
     wanted = set(missing) or {need.account for need in needs}
@@ -41,14 +45,14 @@ def choose(
         for account in left:
             left[account] -= freed.get(account, 0)
         if len(chosen) >= at_least and all(amount <= 0 for amount in left.values()):
-            left = book.shortfall(needs, without=chosen)
+            left = book.shortfall(needs, without=chosen, owner=owner)
             if not left:
-                return _trim(book, needs, chosen, missing, at_least)
+                return _trim(book, needs, chosen, missing, at_least, owner)
     return None
 
 
 def _trim(
-    book: Book, needs: Sequence[Need], chosen: list[str], missing: dict[str, int], at_least: int
+    book: Book, needs: Sequence[Need], chosen: list[str], missing: dict[str, int], at_least: int, owner: str | None
 ) -> tuple[str, ...]:
     """Let off whom the later victims made unnecessary, so that no model is evicted for nothing."""
     freed = {name: dict(book.freed_by(name)) for name in chosen}
@@ -62,6 +66,6 @@ def _trim(
             for account in spare:
                 spare[account] -= freed[name].get(account, 0)
     # Sums of what each frees alone leave out what pools share: the ledger has the last word.
-    if len(kept) < len(chosen) and book.shortfall(needs, without=kept):
+    if len(kept) < len(chosen) and book.shortfall(needs, without=kept, owner=owner):
         return tuple(chosen)
     return tuple(kept)

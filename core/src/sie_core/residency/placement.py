@@ -12,7 +12,7 @@ from sie_core.memory.ledger import Need
 from sie_core.residency.record import Record
 from sie_core.residency.roster import HOST, Roster
 
-__all__ = ["Placement", "grant_for", "places", "views"]
+__all__ = ["Placement", "grant_for", "places", "regrant", "views"]
 
 
 @frozen
@@ -121,3 +121,20 @@ def grant_for(roster: Roster, placement: Placement, reserve: AdmissionReserve) -
             others_unrealised_bytes=unrealised[need.account],
         )
     return tuple(booked), Grant(devices=devices, host_bytes=reserve.host_bytes)
+
+
+def regrant(roster: Roster, placement: Placement) -> Grant:
+    """What a waking engine is told: what it was granted when it was loaded."""
+    ledger = roster.ledger
+    unrealised = {state.account: state.unrealised for state in ledger.accounts()}
+    return Grant(
+        devices={
+            need.account: DeviceGrant(
+                static_bytes=need.static,
+                headroom_bytes=need.headroom,
+                free_bytes=max(0, ledger.available(need.account)),
+                others_unrealised_bytes=unrealised[need.account],
+            )
+            for need in placement.needs
+        }
+    )

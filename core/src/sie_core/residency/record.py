@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any
 
 from attrs import define, field, frozen
 
-from sie_core.adapter import AdmissionReserve, Engine, TransitionContext
+from sie_core.adapter import AdmissionReserve, Declined, Engine, TransitionContext
 from sie_core.errors import SieError
+from sie_core.memory.ledger import Need
 from sie_core.residency.failures import LoadFailure
 from sie_core.residency.worker import EngineWorker
 from sie_core.types import Capabilities, ModelSpec, Residency
 
-__all__ = ["Drain", "Lease", "ModelStatus", "Record", "RegistrySettings", "Seat", "Ticket"]
+__all__ = ["Drain", "HostTierStatus", "Lease", "ModelStatus", "Record", "RegistrySettings", "Seat", "Ticket"]
 
 
 @frozen
@@ -33,10 +34,26 @@ class RegistrySettings:
     turn_s: float = 2.0
     """A resident model's guard against eviction yields once the oldest waiter elsewhere has waited this long."""
     run_permits: int = 1
+    offload_timeout_s: float = 120.0
     sample_s: float = 1.0
     load_retries: int = 3
     """How often a load that ran out of memory evicts one more model and tries again."""
     decisions: int = 512
+    host_cache_bytes: int = 0
+    """Budget of the host tier; 0: off, evicted models unload."""
+    host_pressure_limit: float = 10.0
+    """Percent of the time in which tasks stand still for want of host memory, above which parked copies are dropped."""
+    host_pressure_pause_s: float = 5.0
+    """After one was dropped: an average over 10 s takes that long to show that it helped."""
+
+
+@frozen
+class HostTierStatus:
+    """The host tier, in bytes. ``used``: parked copies and backups; ``idle``: kept for the next copy."""
+
+    budget: int
+    used: int
+    idle: int
 
 
 @frozen
@@ -57,6 +74,8 @@ class ModelStatus:
     retry_in_s: float | None
     capabilities: Capabilities | None
     load_s: float | None
+    park_s: float | None
+    wake_s: float | None
     progress: tuple[float, str] | None
     spec: ModelSpec
 
@@ -86,12 +105,19 @@ class Seat:
     worker: EngineWorker
     model: ModelSpec
     epoch: int
-    permits: asyncio.Semaphore | None = None
+    permits: tuple[asyncio.Semaphore, ...] = ()
+    """One for each device of a pooled engine, in an order that all engines keep."""
     leases: int = 0
     first_turn: int = 0
     """Leases given to the tickets that were queued when the engine became resident, and not yet returned."""
     lost: asyncio.Future[Any] | None = None
-    events: Any = None
+    dead: str | None = None
+    """Why the engine is gone, if it said so."""
+    offload: int | Declined | None = None
+    """Host bytes that a park will take, as the engine's plugin said after the load; or why it can't park."""
+    baseline: bytes | None = None
+    """The first answer to the fixed input, for the wake check."""
+    wakes: int = 0
 
     def lose(self, error: SieError) -> None:
         """Tell everybody who holds a lease that the engine is gone."""
@@ -166,11 +192,14 @@ class Lease:
 
 
 @asynccontextmanager
-async def _permit(permits: asyncio.Semaphore | None) -> AsyncIterator[None]:
-    if permits is None:
-        yield
+async def _permit(permits: tuple[asyncio.Semaphore, ...]) -> AsyncIterator[None]:
+    if len(permits) == 1:  # nearly always: runs should not pay for the others
+        async with permits[0]:
+            yield
         return
-    async with permits:
+    async with AsyncExitStack() as stack:
+        for permit in permits:
+            await stack.enter_async_context(permit)
         yield
 
 
@@ -180,6 +209,8 @@ class Drain:
 
     reason: str
     plan: Any = None
+    park: bool = False
+    """An eviction: park if that is possible. Otherwise unload."""
     force: bool = False
     """At the deadline, end the requests that still run instead of giving up."""
     timer: asyncio.TimerHandle | None = None
@@ -206,6 +237,7 @@ class Record:
     retire: str | None = None
     """Unload as soon as the state allows, for this reason."""
     unload_waiters: list[asyncio.Future[None]] = field(factory=list)
+    park_waiters: list[asyncio.Future[None]] = field(factory=list)
     removed: bool = False
     blocked: str | None = None
     """Why the model waits for memory."""
@@ -213,10 +245,18 @@ class Record:
     load_s: float | None = None
     started_at: float = 0.0
     resident_at: float = 0.0
+    admitted_at: float = 0.0
+    """When the last wake got its room."""
     last_used: float = 0.0
     exempt_until: float = 0.0
-    cycle_s: float = 0.0
-    """Measured park + wake time, for the guard against thrashing."""
+    booked: tuple[Need, ...] = ()
+    """What was booked on the devices at the load; a wake books it again."""
+    retained: dict[str, int] = field(factory=dict)
+    """What the parked engine still holds, by account."""
+    resident_bytes: dict[str, int | None] = field(factory=dict)
+    """What it held before it was parked, by account."""
+    park_s: float | None = None
+    wake_s: float | None = None
     idle_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -226,6 +266,11 @@ class Record:
     @property
     def leases(self) -> int:
         return self.seat.leases if self.seat is not None else 0
+
+    @property
+    def cycle_s(self) -> float:
+        """Measured park + wake time, for the guard against thrashing; 0 until both were measured."""
+        return 0.0 if self.park_s is None or self.wake_s is None else self.park_s + self.wake_s
 
     @property
     def oldest_ticket(self) -> float | None:

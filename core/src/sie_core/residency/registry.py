@@ -18,14 +18,17 @@ from sie_core.errors import (
     ResourceExhausted,
     ShuttingDown,
     SieError,
+    Unsupported,
 )
 from sie_core.memory.ledger import AccountState, Ledger
 from sie_core.residency.admission import Admission
 from sie_core.residency.failures import classify
 from sie_core.residency.lifecycle import Lifecycle
 from sie_core.residency.placement import places
-from sie_core.residency.record import Drain, Lease, ModelStatus, Record, RegistrySettings, Ticket
-from sie_core.residency.roster import HOST, Observer, Roster, log
+from sie_core.residency.record import Drain, HostTierStatus, Lease, ModelStatus, Record, RegistrySettings, Ticket
+from sie_core.residency.roster import HOST, Observer, Roster, consume, log
+from sie_core.residency.tier import HostTier
+from sie_core.residency.watch import Watch
 from sie_core.residency.worker import EngineWorker, Worker
 from sie_core.types import Decision, ModelSpec, Residency, ResidencyChanged
 
@@ -50,15 +53,15 @@ class Registry:
         *,
         make_worker: Callable[[str], EngineWorker] = Worker,
         host_available: Callable[[], int] | None = None,
+        host_pressure: Callable[[], float | None] | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._roster = Roster(plugins, ledger, devices, settings or RegistrySettings(), observer)
         self._admission = Admission(self._roster)
-        self._lifecycle = Lifecycle(self._roster, self._admission, make_worker)
+        self._tier = HostTier(self._roster, self._roster.settings.host_cache_bytes)
+        self._lifecycle = Lifecycle(self._roster, self._admission, self._tier, make_worker)
+        self._watch = Watch(self._roster, self._admission, self._lifecycle, host_available, host_pressure)
         self._make_worker = make_worker
-        self._host_available = host_available
-        self._sampler: asyncio.TimerHandle | None = None
-        self._deficits: dict[str, int] = {}
         self._started = False
 
     # --- leases ------------------------------------------------------------------------------------
@@ -82,7 +85,8 @@ class Registry:
             return lease
         settings = self._roster.settings
         record = self._find(name)
-        limit = settings.wake_wait_s if record.state in (_R.PARKED, _R.WAKING) else settings.load_wait_s
+        wakes = record.state in (_R.PARKING, _R.PARKED, _R.WAKING)
+        limit = settings.wake_wait_s if wakes else settings.load_wait_s
         got = await self._wait(record, limit if wait_s is None else min(limit, wait_s), serves=True)
         assert isinstance(got, Lease)
         return got
@@ -139,16 +143,15 @@ class Registry:
         return ModelLoading(f"model {record.name!r} is {record.state}{note}", retry_after_s=retry)
 
     def _retry_after(self, record: Record) -> float:
-        """What is left of the measured load time; the time it has taken so far where none was measured."""
+        """What is left of the measured load or wake time; the time it has taken so far where none was measured."""
         spent = self._roster.now() - record.started_at
-        if record.load_s is None:
-            return max(1.0, spent)
-        return max(1.0, record.load_s - spent)
+        usual = record.wake_s if record.state in (_R.PARKED, _R.WAKING) else record.load_s
+        return max(1.0, spent if usual is None else usual - spent)
 
     def _leave(self, record: Record, ticket: Ticket) -> None:
         record.tickets.pop(ticket, None)
-        if not record.tickets and record.state is _R.QUEUED:
-            self._lifecycle.cancel_load(record, "everybody who waited has left")
+        if not record.tickets and record.state in (_R.QUEUED, _R.WAKING) and self._admission.waits(record):
+            self._lifecycle.cancel(record, "everybody who waited has left")
 
     # --- operators ---------------------------------------------------------------------------------
 
@@ -168,20 +171,66 @@ class Registry:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         record.unload_waiters.append(waiter)
-        if record.state in (_R.QUEUED, _R.LOADING):
+        if record.state is _R.PARKED:
+            self._lifecycle.unload(record, "unload requested")
+        elif record.state in (_R.PARKING, _R.WAKING):
+            record.retire = "unload requested"
+        elif record.state in (_R.QUEUED, _R.LOADING):
             record.retire = "unload requested"
             record.fail_tickets(ResourceExhausted(f"model {name!r} was unloaded on request", retry_after_s=1.0))
-            self._lifecycle.cancel_load(record, "unload requested")
+            self._lifecycle.cancel(record, "unload requested")
         elif record.state is _R.RESIDENT:
-            self._lifecycle.begin_drain(record, Drain("unload requested"))
+            self._lifecycle.drains.begin(record, Drain("unload requested"))
         elif record.state is _R.DRAINING:
             record.retire = "unload requested"  # in case that the plan it drains for is called off
         if force and record.seat is not None and record.state is _R.DRAINING:
             record.seat.lose(ResourceExhausted(f"model {name!r} was unloaded by force", retry_after_s=1.0))
+        await self._answer(record, waiter, wait_s)
+
+    async def _answer(self, record: Record, waiter: asyncio.Future[None], wait_s: float | None) -> None:
+        waiter.add_done_callback(consume)  # whoever asked may have gone by then
         done, _ = await asyncio.wait({waiter}, timeout=wait_s)
         if not done:
-            raise DeadlineExceeded(f"model {name!r} is still {record.state}")
+            raise DeadlineExceeded(f"model {record.name!r} is still {record.state}")
         waiter.result()
+
+    async def park(self, name: str, *, wait_s: float | None = None) -> None:
+        """Move a resident model to the host tier once its requests are done.
+
+        Raises:
+            Unsupported: it can't be parked, with the reason; or it has no engine.
+            ModelLoading: it is on its way to being resident.
+            ResourceExhausted: the host tier had no room, or the engine failed to park; it was unloaded.
+            DeadlineExceeded: requests were still running when the drain deadline came.
+        """
+        record = self._find(name)
+        if record.state is _R.PARKED:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if record.state is _R.RESIDENT:
+            why_not = self._lifecycle.parking.why_not(record)
+            if why_not is not None:
+                raise Unsupported(f"model {name!r} can't be parked: {why_not}")
+            record.park_waiters.append(waiter)
+            self._lifecycle.drains.begin(record, Drain("park requested", park=True))
+        elif record.state is _R.PARKING or (record.drain is not None and record.drain.park):
+            record.park_waiters.append(waiter)
+        elif record.state in (_R.UNLOADED, _R.UNLOADING, _R.FAILED, _R.QUARANTINED):
+            raise Unsupported(f"model {name!r} is {record.state}: there is no engine to park, load it first")
+        else:
+            raise ModelLoading(
+                f"model {name!r} is {record.state}: only a resident model can be parked",
+                retry_after_s=self._retry_after(record),
+            )
+        await self._answer(record, waiter, wait_s)
+
+    async def wake(self, name: str, *, wait_s: float | None = None) -> None:
+        """Bring a parked model back; any other is loaded. Raises as ``load`` does."""
+        await self.load(name, wait_s=wait_s)
+
+    def why_not_parked(self, name: str) -> str | None:
+        """Why a park of the model would unload it instead; ``None``: it would be parked."""
+        return self._lifecycle.parking.why_not(self._find(name))
 
     def pin(self, name: str, pinned: bool = True) -> None:
         """A pinned model is never a victim; it still unloads on request, configuration change and shutdown."""
@@ -194,7 +243,7 @@ class Registry:
         if pinned and record.drain is not None and record.drain.plan is not None:
             self._admission.refused(record, record.drain.plan, "it was pinned")
         elif not pinned:
-            self._lifecycle.arm_idle(record)
+            self._lifecycle.idle.arm(record)
         self._admission.request_pump()
 
     async def make_room(self, lease: Lease, nbytes: int) -> bool:
@@ -206,10 +255,13 @@ class Registry:
         if record is None or record.seat is None or record.seat.engine is not lease.engine or not record.devices:
             return False
         ranks = tuple(DeviceNeed(max(1, nbytes), device=device) for device in record.devices)
-        purpose = self._lifecycle.next_growth()
+        purpose, seat = self._lifecycle.next_growth(), record.seat
         try:
             await self._admission.admit(record, AdmissionReserve(ranks), purpose=purpose, at_least=1)
         except SieError:
+            return False
+        if record.seat is not seat or record.state not in (_R.RESIDENT, _R.DRAINING):
+            self._roster.ledger.release(record.name, purpose=purpose)
             return False
         self._roster.ledger.settle(record.name)
         return True
@@ -243,7 +295,7 @@ class Registry:
                 record.spec = spec
                 if record.seat is not None:
                     record.seat.model = spec
-                self._lifecycle.arm_idle(record)
+                self._lifecycle.idle.arm(record)
         self._load_pinned()
         self._admission.request_pump()
 
@@ -264,10 +316,12 @@ class Registry:
             self._lifecycle.settle(record)
             return
         record.retire = reason
-        if record.state is _R.RESIDENT:
-            self._lifecycle.begin_drain(record, Drain(reason, force=True))
-        elif record.state in (_R.QUEUED, _R.LOADING):
-            self._lifecycle.cancel_load(record, reason)
+        if record.state is _R.PARKED:
+            self._lifecycle.unload(record, reason)
+        elif record.state is _R.RESIDENT:
+            self._lifecycle.drains.begin(record, Drain(reason, force=True))
+        elif record.state in (_R.QUEUED, _R.LOADING, _R.WAKING):
+            self._lifecycle.cancel(record, reason)
 
     # --- status ------------------------------------------------------------------------------------
 
@@ -297,6 +351,8 @@ class Registry:
             retry_in_s=record.failure.retry_in(now) if record.failure is not None else None,
             capabilities=record.capabilities,
             load_s=record.load_s,
+            park_s=record.park_s,
+            wake_s=record.wake_s,
             progress=record.progress,
             spec=record.spec,
         )
@@ -308,6 +364,10 @@ class Registry:
     def accounts(self) -> list[AccountState]:
         """The ledger's accounts."""
         return list(self._roster.ledger.accounts())
+
+    def host_tier(self) -> HostTierStatus:
+        """How full the host tier is."""
+        return HostTierStatus(budget=self._tier.budget, used=self._tier.used, idle=self._tier.arena.idle)
 
     def decisions(self) -> list[Decision]:
         """The newest decisions, oldest first."""
@@ -337,7 +397,7 @@ class Registry:
         Raises:
             ConfigError: the pinned models do not fit together.
         """
-        self._sample()
+        self._watch.start()
         self._started = True
         pinned = [record for record in self._roster.records.values() if record.spec.pinned]
         await self._check_pinned([record for record in pinned if record.state is _R.UNLOADED])
@@ -354,15 +414,11 @@ class Registry:
         """Book them one after the other, as they would be loaded, and take it all back."""
         ledger = self._roster.ledger
         booked: list[str] = []
-        try:
-            for record in pinned:
-                worker = self._make_worker(record.name)
-                try:
-                    reserve = await self._lifecycle.reserve(record, worker)
-                except SieError:
-                    continue  # it will fail on its own, with its own reason
-                finally:
-                    worker.close()
+        reserves = [(record, await self._reserve(record)) for record in pinned]
+        try:  # from here on without an await: nobody sees these claims
+            for record, reserve in reserves:
+                if reserve is None or record.state is not _R.UNLOADED:
+                    continue
                 ways = places(self._roster, record, reserve)
                 fitting = next((way for way in ways if not ledger.shortfall(way.all_needs)), None)
                 if fitting is None:
@@ -371,44 +427,21 @@ class Registry:
                     names = ", ".join([*booked, record.name])
                     problem = ConfigProblem(f"the pinned models do not fit together: {names}", path="models")
                     raise ConfigError([problem])
-                ledger.book(record.name, fitting.all_needs)
+                ledger.book(record.name, fitting.needs)
                 booked.append(record.name)
         finally:
             for name in booked:
                 ledger.release(name)
 
-    def _sample(self) -> None:
-        """Look at every device and at the host, once a second."""
-        ledger, roster = self._roster.ledger, self._roster
-        roster.sample(roster.devices)
-        if self._host_available is not None:
-            try:
-                ledger.observe_available(HOST, self._host_available())
-            except SieError as error:
-                log.warning("host memory can't be read: %s", error.message)
-        for account in roster.devices:
-            short = ledger.deficit(account)
-            # A rise binds admission at once; it evicts only when a second sample confirms it.
-            if short > 0 and self._deficits.get(account, 0) > 0 and not self._admission.busy:
-                self._relieve(account, short)
-            self._deficits[account] = short
-        self._admission.request_pump()
-        self._sampler = asyncio.get_running_loop().call_later(roster.settings.sample_s, self._sample)
-
-    def _relieve(self, account: str, short: int) -> None:
-        """Others took memory that was promised to us: let idle models go until the book is right again."""
-        roster = self._roster
-        for name in tuple(roster.recent):
-            record = roster.records[name]
-            if short <= 0:
-                return
-            if record.state is not _R.RESIDENT or record.leases or record.tickets or record.spec.pinned:
-                continue
-            freed = roster.ledger.freed_by(name).get(account, 0)
-            if freed > 0:
-                roster.decide(name, "evict", f"other processes took {account}", needed=short, promised=freed)
-                self._lifecycle.begin_drain(record, Drain("memory pressure from other processes"))
-                short -= freed
+    async def _reserve(self, record: Record) -> AdmissionReserve | None:
+        """What a model will need; ``None``: it can't be told, and the load will fail with the reason."""
+        worker = self._make_worker(record.name)
+        try:
+            return await self._lifecycle.loading.reserve(record, worker)
+        except Exception:  # whatever a plugin raises
+            return None
+        finally:
+            worker.close()
 
     async def shutdown(self, deadline_s: float = 30.0, *, drain_s: float | None = None) -> None:
         """Fail who waits, cancel what loads, drain and unload everything; all within ``deadline_s`` seconds.
@@ -419,16 +452,19 @@ class Registry:
         until = loop.time() + deadline_s
         within = deadline_s / 2 if drain_s is None else drain_s
         roster.closing = True
-        if self._sampler is not None:
-            self._sampler.cancel()
+        self._watch.stop()
         for record in list(roster.records.values()):
             record.fail_tickets(ShuttingDown("the server is shutting down", retry_after_s=5.0))
             record.retire = "shutdown"
-            if record.state in (_R.QUEUED, _R.LOADING):
-                self._lifecycle.cancel_load(record, "shutdown")
+            if record.state in (_R.QUEUED, _R.LOADING, _R.WAKING):
+                self._lifecycle.cancel(record, "shutdown")
+            elif record.state is _R.PARKED:
+                self._lifecycle.unload(record, "shutdown")
             elif record.state is _R.RESIDENT:
-                self._lifecycle.begin_drain(record, Drain("shutdown", force=True), within=within)
-        while self._lifecycle.running or any(r.state in (_R.RESIDENT, _R.DRAINING) for r in roster.records.values()):
+                self._lifecycle.drains.begin(record, Drain("shutdown", force=True), within=within)
+        while self._lifecycle.running or any(
+            r.state in (_R.RESIDENT, _R.DRAINING, _R.PARKED) for r in roster.records.values()
+        ):
             left = until - loop.time()
             if left <= 0:
                 held = [name for name, record in roster.records.items() if record.seat is not None]
@@ -436,6 +472,7 @@ class Registry:
                 break
             await self._lifecycle.wait_tasks(min(left, 0.05))
             await asyncio.sleep(0.005)
+        self._tier.close()
         roster.plugins.shutdown()
 
     def _find(self, name: str) -> Record:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sie_core.adapter import Adapter, Device
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["HOST", "Observer", "Roster"]
 
 HOST = "host"
+GROWTH = "growth"
 _ARRIVING = frozenset({Residency.QUEUED, Residency.LOADING, Residency.WAKING})
 log = logging.getLogger("sie.residency")
 
@@ -33,6 +36,12 @@ class Observer(Protocol):
     def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None: ...
 
     def evicted(self, model: str, reason: str) -> None: ...
+
+    def parked(self, model: str, seconds: float, *, outcome: str) -> None: ...
+
+    def woken(self, model: str, seconds: float, *, outcome: str) -> None: ...
+
+    def host_cache_lookup(self, model: str, *, hit: bool) -> None: ...
 
 
 class Roster:
@@ -61,6 +70,9 @@ class Roster:
         self.subscribers: list[Callable[[ResidencyChanged], None]] = []
         self.closing = False
         self._epochs = itertools.count(1)
+        self._marks = itertools.count(1)
+        self._movers: dict[str, int] = {}
+        self._last_mover: dict[str, int] = {}
 
     def now(self) -> float:
         """Seconds on the event loop's clock, which tests make virtual."""
@@ -145,11 +157,29 @@ class Roster:
         seen: dict[str, int] = {}
         for account in accounts:
             device = self.devices.get(account)
-            used = device.used() if device is not None else None
+            if device is None:
+                continue
+            self._realise_pools(account, device)
+            used = device.used()
             if used is not None:
                 seen[account] = used
                 self.ledger.observe(account, used)
         return seen
+
+    def _realise_pools(self, account: str, device: Device) -> None:
+        """Book what this process really has on a device, for the pools of in-process engines.
+
+        Their contexts, activations and the framework's cache are in no engine's own report, and would be taken for
+        somebody else's.
+        """
+        process_used = getattr(device, "process_used", None)
+        if process_used is None:
+            return
+        mine = None
+        for known, pool in self.permits:
+            if known == account:
+                mine = process_used(os.getpid()) if mine is None else mine
+                self.ledger.realise_pool(account, pool, mine)
 
     def used(self, accounts: Iterable[str]) -> Mapping[str, int]:
         """The same without telling the ledger."""
@@ -170,14 +200,43 @@ class Roster:
             if account != HOST
         )
 
-    def permit_pool(self, account: str, pool: str | None) -> asyncio.Semaphore | None:
-        """The run permits that engines of one pool share on one device."""
+    @contextmanager
+    def moving_bytes(self, accounts: Iterable[str]) -> Iterator[Callable[[str], bool]]:
+        """While a transition moves bytes, a fall of a device's used memory is not taken for foreign memory leaving.
+
+        Yields a question: was this the only transition on the account all along, so that what changed is its doing?
+        """
+        moved = [*accounts]
+        if HOST not in moved and self.ledger.has_account(HOST):
+            moved.append(HOST)  # staging and copies move there
+        mark = next(self._marks)
+        alone = {account: not self._movers.get(account) for account in moved}
+        for account in moved:
+            self.ledger.begin_transition(account)
+            self._movers[account] = self._movers.get(account, 0) + 1
+            self._last_mover[account] = mark
+        try:
+            yield lambda account: alone.get(account, False) and self._last_mover[account] == mark
+        finally:
+            for account in moved:
+                self.ledger.end_transition(account)
+                self._movers[account] -= 1
+
+    def growths(self, model: str) -> list[str]:
+        """The purposes of the model's claims for bytes that it came to need after its load."""
+        return [
+            claim.purpose for claim in self.ledger.claims() if claim.owner == model and claim.purpose.startswith(GROWTH)
+        ]
+
+    def permits_of(self, accounts: Iterable[str], pool: str | None) -> tuple[asyncio.Semaphore, ...]:
+        """The run permits that engines of one pool share on each device, in the order in which to take them."""
         if pool is None:
-            return None
-        key = (account, pool)
-        if key not in self.permits:
-            self.permits[key] = asyncio.Semaphore(self.settings.run_permits)
-        return self.permits[key]
+            return ()
+        keys = [(account, pool) for account in sorted(accounts)]
+        for key in keys:
+            if key not in self.permits:
+                self.permits[key] = asyncio.Semaphore(self.settings.run_permits)
+        return tuple(self.permits[key] for key in keys)
 
 
 def consume(future: asyncio.Future[Any]) -> None:

@@ -17,7 +17,7 @@ class EngineWorker(Protocol):
     """What the lifecycle and the batcher need of a worker; sie-testing has one that runs on a virtual clock."""
 
     stuck: asyncio.Future[Any] | None
-    """The call that overran its deadline; it completes when the call returns at last."""
+    """The call that nobody waits for any more: it overran its deadline, or its transition was torn."""
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]: ...
 
@@ -55,7 +55,11 @@ class Worker:
             HookTimeout: it did not return within ``timeout`` seconds; ``stuck`` is then its future.
         """
         future = self.submit(fn, *args)
-        done, _ = await asyncio.wait({future}, timeout=timeout)
+        try:
+            done, _ = await asyncio.wait({future}, timeout=timeout)
+        except asyncio.CancelledError:
+            self.stuck = future  # whoever waited is gone; the call is not
+            raise
         if not done:
             self.stuck = future
             raise HookTimeout(hook or getattr(fn, "__name__", "call"), model=self.name, seconds=timeout or 0.0)

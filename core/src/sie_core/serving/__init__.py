@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sie_core.serving.batcher import Batcher, BatchLimits
+from sie_core.serving.explain import Departure, Explanation
 from sie_core.serving.service import EncodeResult, ServerStatus, Service
 
-__all__ = ["BatchLimits", "Batcher", "EncodeResult", "ServerStatus", "Service"]
+__all__ = ["BatchLimits", "Batcher", "Departure", "EncodeResult", "Explanation", "ServerStatus", "Service"]

@@ -23,17 +23,19 @@ from sie_core.residency.worker import Worker
 from sie_core.serving._job import translate
 from sie_core.serving._lane import Lane, Place
 from sie_core.serving.batcher import Batcher, BatchLimits
+from sie_core.serving.explain import Explanation, Facts, explain
 from sie_core.telemetry import Telemetry
-from sie_core.types import BatchRequest, Decision, EncodeOutput, EncodeParams, Item, ResidencyChanged, Task
+from sie_core.types import BatchRequest, Decision, EncodeOutput, EncodeParams, Item, Residency, ResidencyChanged, Task
 
 if TYPE_CHECKING:
     from sie_core.memory.ledger import AccountState
-    from sie_core.residency import Lease, ModelStatus, Registry
+    from sie_core.residency import HostTierStatus, Lease, ModelStatus, Registry
     from sie_core.residency.worker import EngineWorker
 
 __all__ = ["EncodeResult", "ServerStatus", "Service"]
 
 _PLAIN = EncodeParams()
+_ENGINE_GOES = frozenset({Residency.UNLOADING, Residency.UNLOADED, Residency.FAILED})
 
 
 @define(eq=False)
@@ -57,6 +59,7 @@ class ServerStatus:
     """The whole server at one moment. ``uptime_s`` in seconds, sizes in bytes."""
 
     accounts: Sequence[AccountState]
+    host_tier: HostTierStatus
     models: Sequence[ModelStatus]
     uptime_s: float
     version: str
@@ -76,6 +79,7 @@ class Service:
         self._registry = registry
         self._telemetry = telemetry or Telemetry.disabled()
         self._telemetry.watch(registry)
+        registry.subscribe(self._residency_changed)
         self._version = version or __version__
         self._began = time.monotonic()
         self._lanes: dict[str, Lane] = {}
@@ -225,6 +229,11 @@ class Service:
             lane = self._lanes[name] = Lane(name, spec, self._telemetry.model(name))
         return lane
 
+    def _residency_changed(self, event: ResidencyChanged) -> None:
+        """Let go of an engine that goes: its batcher is what would keep its tensors alive. A parked engine stays."""
+        if event.after in _ENGINE_GOES and (lane := self._lanes.get(event.model)) is not None:
+            lane.batcher = None
+
     # --- models ----------------------------------------------------------------------------------------
 
     def resolve(self, name: str) -> str:
@@ -265,22 +274,56 @@ class Service:
         await self._registry.unload(name, force=force, wait_s=wait_s)
         return self._registry.status(name)
 
-    async def park(self, name: str) -> ModelStatus:
-        """Move a model's engine to host memory. Raises Unsupported where there is no host tier."""
-        return await self._tier("park", name)
+    @property
+    def has_host_tier(self) -> bool:
+        """Whether evicted models can be parked at all."""
+        return self._registry.host_tier().budget > 0
 
-    async def wake(self, name: str) -> ModelStatus:
-        """Move a parked engine back to its device. Raises Unsupported where there is no host tier."""
-        return await self._tier("wake", name)
+    async def park(self, name: str, *, wait_s: float | None = None) -> ModelStatus:
+        """Move a model's engine to host memory once its requests are done, and say how it then stands.
 
-    async def _tier(self, what: str, name: str) -> ModelStatus:
-        name = self.resolve(name)
-        act = getattr(self._registry, what, None)
-        if act is None:
-            raise Unsupported(f"this server has no host tier: it can't {what} models", supported=("load", "unload"))
-        self._refuse_at_shutdown()
-        await act(name)
+        Raises:
+            Unsupported: there is no host tier, no engine, or the engine can't be parked; with the reason.
+            ModelLoading: it is on its way to being resident.
+            ResourceExhausted: there was no room, or its engine failed to park; it was unloaded.
+            DeadlineExceeded: its requests did not end in time.
+        """
+        name = self._in_tier("park", name)
+        await self._registry.park(name, wait_s=wait_s)
         return self._registry.status(name)
+
+    async def wake(self, name: str, *, wait_s: float | None = None) -> ModelStatus:
+        """Move a parked engine back to its device; a model that is not parked is loaded. Raises as ``load`` does.
+
+        Raises Unsupported where there is no host tier.
+        """
+        name = self._in_tier("wake", name)
+        await self._registry.wake(name, wait_s=wait_s)
+        return self._registry.status(name)
+
+    def _in_tier(self, what: str, name: str) -> str:
+        name = self.resolve(name)
+        self._refuse_at_shutdown()
+        if not self.has_host_tier:
+            raise Unsupported(
+                f"this server can't {what} models: its host tier is off (memory.host_cache_bytes)",
+                supported=("load", "unload"),
+            )
+        return name
+
+    def explain(self, name: str) -> Explanation:
+        """Why a model is where it is: why it was evicted, what came of it, what would have kept it."""
+        name = self.resolve(name)
+        registry = self._registry
+        return explain(
+            Facts(
+                status=registry.status(name),
+                decisions=registry.decisions(),
+                host_tier=registry.host_tier(),
+                accounts={account.account: account for account in registry.accounts()},
+                why_not_parked=registry.why_not_parked(name),
+            )
+        )
 
     def pin(self, name: str) -> ModelStatus:
         """Never evict this model."""
@@ -301,6 +344,7 @@ class Service:
         """Accounts and models, as they stand now."""
         return ServerStatus(
             accounts=self._registry.accounts(),
+            host_tier=self._registry.host_tier(),
             models=self._registry.statuses(),
             uptime_s=time.monotonic() - self._began,
             version=self._version,

@@ -67,6 +67,10 @@ class FakeMemory:
             return dict.fromkeys(self.accounts, None)
         return {account: self.context[account] + self._weights_on(account) for account in self.accounts}
 
+    def really_holds(self, account: str) -> int:
+        """Allocated bytes there."""
+        return sum(len(buffer.view) for (_, where), buffer in self._buffers.items() if where == account)
+
     def retained(self) -> dict[str, int]:
         """What a parked engine says it keeps: the contexts (its lie about freed bytes is not in here)."""
         return {account: nbytes for account, nbytes in self.context.items() if nbytes}
@@ -82,12 +86,18 @@ class FakeMemory:
                 self._buffers.pop(("weights", account)).free()
         self.backup_bytes = 0
         self.parked = True
+        if self.options.allocate:
+            self._allocate(ctx, "kept", {account: self._weights_on(account) for account in self.accounts})
 
     def wake(self, ctx: TransitionContext) -> None:
         """Copy the weights back. The copy stays whole when this raises DeviceOutOfMemory."""
         if not self.parked:
             return
         if self.options.allocate:
+            for account in self.accounts:
+                kept = self._buffers.pop(("kept", account), None)
+                if kept is not None:
+                    kept.free()
             self._allocate(ctx, "weights", self.weights)
             for account, copy in self._copy.items():
                 self._buffers["weights", account].view[: len(copy)] = copy
@@ -130,7 +140,7 @@ class FakeMemory:
                     self._buffers[kind, account] = ctx.device_buffer(account, nbytes)
                     taken.append((kind, account))
         except BaseException:
-            for key in taken if kind == "weights" and self.parked else list(self._buffers):
+            for key in taken if self.parked else list(self._buffers):
                 self._buffers.pop(key).free()
             raise
 

@@ -268,7 +268,12 @@ class FakeLifecycle(Engine):
             return self._vectors.dense("probe", 16, self._salt()).tobytes()
 
     def drop_backup(self) -> int:
+        self.faults.reach("drop")
         return self._held.drop_backup()
+
+    def really_holds(self, account: str) -> int:
+        """Bytes of an emulated device that it has now, whatever it says (with ``allocate``)."""
+        return self._held.really_holds(account)
 
     def close(self, ctx: TransitionContext) -> None:
         with self._alone("close"):

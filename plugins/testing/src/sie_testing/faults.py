@@ -14,7 +14,7 @@ from sie_testing.virtual import current_worker, pause
 
 __all__ = ["POINTS", "FaultPoints", "Latch"]
 
-POINTS = ("load", "prepare", "run", "probe", "memory", "reserve", "offload", "restore", "close")
+POINTS = ("load", "prepare", "run", "probe", "memory", "reserve", "offload", "restore", "drop", "close")
 
 
 class Latch:

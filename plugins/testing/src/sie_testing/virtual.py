@@ -49,8 +49,11 @@ class _Shuffled(collections.deque[Any]):
     def __init__(self, order: random.Random) -> None:
         super().__init__()
         self._order = order
+        self.between: Callable[[], None] | None = None
 
     def popleft(self) -> Any:
+        if self.between is not None:
+            self.between()
         if len(self) > 1:
             self.rotate(-self._order.randrange(len(self)))
         return super().popleft()
@@ -78,6 +81,12 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         if seed is not None:
             self._ready = _Shuffled(random.Random(seed))
         self.set_exception_handler(self._unhandled)
+
+    def between_steps(self, look: Callable[[], None] | None) -> None:
+        """Call ``look`` before each callback of a seeded loop; what it raises ends the run."""
+        if not isinstance(self._ready, _Shuffled):
+            raise ValueError("only a loop with a seed can be looked at between its steps")
+        self._ready.between = look
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -181,7 +190,11 @@ class VirtualWorker:
     async def call(self, fn: Callable[..., Any], *args: Any, hook: str = "", timeout: float | None = None) -> Any:
         """Run a call and wait for it. Raises HookTimeout after ``timeout`` virtual seconds; ``stuck`` is its future."""
         future = self.submit(fn, *args)
-        done, _ = await asyncio.wait({future}, timeout=timeout)
+        try:
+            done, _ = await asyncio.wait({future}, timeout=timeout)
+        except asyncio.CancelledError:
+            self.stuck = future  # whoever waited is gone; the call is not
+            raise
         if not done:
             self.stuck = future
             raise HookTimeout(hook or getattr(fn, "__name__", "call"), model=self.name, seconds=timeout or 0.0)

@@ -7,29 +7,38 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from sie_core.errors import InvalidInput, Unsupported
-from sie_core.http.endpoint import Handler, Site, model_in_path
+from sie_core.http.endpoint import Handler, Site, checked_name, model_in_path
 from sie_core.http.errors import HttpError
 from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.limits import read_object
-from sie_core.http.views import decision, model_status
+from sie_core.http.views import decision, explanation, model_status
 from sie_core.http.wire import Reply, pack
 
 if TYPE_CHECKING:
     from sie_core.residency import ModelStatus
     from sie_core.serving import Service
 
-__all__ = ["ACTIONS", "decisions"]
+__all__ = ["ACTIONS", "decisions", "explain"]
 
 
 async def decisions(site: Site, exchange: Exchange) -> Reply:
-    """Why models were evicted, refused or dropped; ``?limit=N`` for the newest N."""
+    """Why models were evicted, refused or dropped; ``?limit=N`` for the newest N, ``?model=NAME`` for those of one."""
     found = list(site.service.decisions())
-    limit = parse_qs(exchange.scope["query_string"].decode("latin-1")).get("limit", [""])[-1]
+    asked = parse_qs(exchange.scope["query_string"].decode("latin-1"))
+    if "model" in asked:
+        name = checked_name(asked["model"][-1])
+        found = [one for one in found if one.model == name or name in one.victims]
+    limit = asked.get("limit", [""])[-1]
     if limit:
         if not limit.isdecimal() or len(limit) > 9:
             raise InvalidInput("'limit' must be a whole number", param="limit")
         found = found[-int(limit) :] if int(limit) else []
     return pack({"decisions": [decision(one) for one in found]}, msgpack=exchange.wants_msgpack)
+
+
+async def explain(site: Site, exchange: Exchange) -> Reply:
+    """Why a model is where it is, and what would have kept it."""
+    return pack(explanation(site.service.explain(model_in_path(exchange))), msgpack=exchange.wants_msgpack)
 
 
 async def _load(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
@@ -44,11 +53,11 @@ async def _unload(service: Service, model: str, options: dict[str, Any]) -> Mode
 
 
 async def _park(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
-    return await _if_there_is_a_tier(service.park(model))
+    return await _in_tier(service, service.park(model, wait_s=_seconds(options)))
 
 
 async def _wake(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
-    return await _if_there_is_a_tier(service.wake(model))
+    return await _in_tier(service, service.wake(model, wait_s=_seconds(options)))
 
 
 async def _pin(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:
@@ -59,10 +68,12 @@ async def _unpin(service: Service, model: str, options: dict[str, Any]) -> Model
     return service.unpin(model)
 
 
-async def _if_there_is_a_tier(asked: Awaitable[ModelStatus]) -> ModelStatus:
+async def _in_tier(service: Service, asked: Awaitable[ModelStatus]) -> ModelStatus:
     try:
         return await asked
     except Unsupported as error:
+        if service.has_host_tier:
+            raise  # this model can't be parked, others can: the caller's mistake
         raise HttpError(501, "UNSUPPORTED", error.message) from error
 
 

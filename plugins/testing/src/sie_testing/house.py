@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from sie_core import ModelSpec, Residency
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
+
 from sie_testing import FakeOptions, FaultPoints, VirtualClockLoop, VirtualWorker
 
 MIB = 1024 * 1024
@@ -24,13 +25,16 @@ class PretendDevice:
     size: int
     house: House | None = None
     foreign: int = 0
-    kind: str = "emulated"
+    measured: Callable[[], int] | None = None
+    kind: Literal["cuda", "cpu", "emulated"] = "emulated"
     description: str = "pretend"
 
     def total(self) -> int:
         return self.size
 
     def used(self) -> int | None:
+        if self.measured is not None:
+            return self.measured()
         return self.foreign + (self.house.held(self.name) if self.house is not None else 0)
 
     def allocate(self, nbytes: int) -> Any:
@@ -47,7 +51,14 @@ class House:
     peak: dict[str, int] = attrs.field(factory=dict)
 
     def held(self, account: str) -> int:
-        return sum(c.realised or 0 for c in self.ledger.claims() if c.account == account)
+        """What the engines hold there, as they say themselves; one that can't say holds what it asked for."""
+        total = 0
+        for record in self.registry._roster.records.values():
+            if record.seat is not None:
+                report: Any = record.seat.engine.memory()
+                held = report.devices.get(account, 0)
+                total += record.spec.options.weights_bytes if held is None else held
+        return total
 
     def state(self, name: str) -> Residency:
         return self.registry.status(name).residency
@@ -78,6 +89,7 @@ def house(
     settings: RegistrySettings | None = None,
     host: int = 64 * 1024 * MIB,
     plugins: Plugins | None = None,
+    host_available: Callable[[], int] | None = None,
 ) -> House:
     """Build one. Call it with a running loop."""
     ledger = Ledger()
@@ -86,7 +98,14 @@ def house(
     settings = settings or RegistrySettings()
     for device in pretend.values():
         ledger.add_account(device.name, total=device.size, permits=settings.run_permits)
-    registry = Registry(plugins or Plugins.load(), ledger, list(pretend.values()), settings, make_worker=VirtualWorker)
+    registry = Registry(
+        plugins or Plugins.load(),
+        ledger,
+        [*pretend.values()],
+        settings,
+        make_worker=VirtualWorker,
+        host_available=host_available,
+    )
     registry.apply(specs)
     built = House(registry, ledger, pretend)
     for device in pretend.values():

@@ -1,0 +1,47 @@
+"""What engines tell the core, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from sie_core.residency.record import Record
+from sie_core.residency.worker import EngineWorker
+
+if TYPE_CHECKING:
+    from sie_core.residency.lifecycle import Lifecycle
+
+__all__ = ["Events"]
+
+_ANSWER_S = 5.0
+
+
+@define(eq=False)
+class Events:
+    """The line from one engine to the lifecycle."""
+
+    lifecycle: Lifecycle
+    record: Record
+    loop: asyncio.AbstractEventLoop
+    worker: EngineWorker
+    dead: str | None = None
+
+    def died(self, reason: str) -> None:
+        """The engine is gone; its claims are released and the next request loads cold."""
+        self.dead = reason
+        self.loop.call_soon_threadsafe(self.lifecycle.died, self.record, self.worker, reason)
+
+    def request_growth(self, account: str, nbytes: int) -> bool:
+        """More bytes than were promised, if they are there for the taking. Not from the event loop's own thread."""
+        answer: list[bool] = []
+        asked = threading.Event()
+
+        def ask() -> None:
+            answer.append(self.lifecycle.grow(self.record, account, nbytes))
+            asked.set()
+
+        self.loop.call_soon_threadsafe(ask)
+        return asked.wait(timeout=_ANSWER_S) and answer[0]

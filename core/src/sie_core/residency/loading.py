@@ -1,0 +1,208 @@
+"""From unloaded to resident: ask what is needed, wait for the bytes, make the engine; and how a load ends badly."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from sie_core.adapter import AdmissionReserve, Engine, MemoryReport
+from sie_core.errors import (
+    EngineStartError,
+    HookTimeout,
+    OutOfMemory,
+    ResourceExhausted,
+    TransitionCancelled,
+)
+from sie_core.residency.admission import Placed
+from sie_core.residency.events import Events
+from sie_core.residency.failures import classify
+from sie_core.residency.placement import views
+from sie_core.residency.record import Record, Seat
+from sie_core.residency.roster import HOST, log
+from sie_core.residency.worker import EngineWorker
+from sie_core.types import Residency, WakeCheck
+
+if TYPE_CHECKING:
+    from sie_core.residency.lifecycle import Lifecycle
+
+__all__ = ["Loading"]
+
+_R = Residency
+
+
+class Loading:
+    """Runs cold loads."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+
+    async def load(self, record: Record) -> None:
+        """The transition. It ends resident, unloaded (called off, no memory), failed, or quarantined."""
+        life, roster, epoch = self._life, self._life.roster, record.epoch
+        record.worker = worker = life.make_worker(record.name)
+        engine: Engine | None = None
+        try:
+            engine = await self._admit_and_launch(record, worker, epoch)
+        except HookTimeout as error:
+            self._give_up(record, error)
+            life.quarantine(record, worker)
+            return
+        except TransitionCancelled as error:
+            self._back_to_unloaded(record, error.message)
+        except ResourceExhausted as error:
+            record.fail_tickets(error)
+            self._back_to_unloaded(record, "no memory for it")
+        except Exception as error:  # whatever an adapter raises is a load failure, classed by type
+            if record.epoch == epoch:
+                self._give_up(record, error)
+                self._drop_claims(record)
+                roster.set(record, _R.FAILED, type(error).__name__)
+            else:
+                self._back_to_unloaded(record, "configuration changed")
+        record.task = None
+        record.progress = None
+        if engine is None:
+            worker.close()
+            record.worker = record.seat = record.ctx = None
+        elif life.unwanted(record, epoch):
+            # The engine was made for a configuration that is gone, or nobody wants it any more.
+            life.unload(record, record.retire or "configuration changed")
+            return
+        else:
+            record.failure, record.attempts = None, 0
+            record.resident_at = record.last_used = roster.now()
+            roster.set(record, _R.RESIDENT, "loaded")
+        life.settle(record)
+
+    async def _admit_and_launch(self, record: Record, worker: EngineWorker, epoch: int) -> Engine:
+        life, retries = self._life, self._life.roster.settings.load_retries
+        reserve = await self.reserve(record, worker)
+        at_least, cause = 0, None
+        for attempt in range(retries + 1):
+            if life.unwanted(record, epoch):
+                raise TransitionCancelled("no longer wanted")
+            if not record.tickets and attempt == 0:
+                raise TransitionCancelled("everybody who waited has left")
+            placed = await life.admission.admit(record, reserve, at_least=at_least, cause=cause)
+            if life.unwanted(record, epoch):
+                raise TransitionCancelled("no longer wanted")
+            try:
+                return await self._launch(record, worker, placed)
+            except OutOfMemory as error:
+                life.roster.decide(record.name, "load", f"out of memory: {error.message}")
+                if attempt == retries:
+                    raise
+                at_least, cause = 1, error
+                self._drop_claims(record)
+                life.roster.set(record, _R.QUEUED, "out of memory while loading")
+        raise AssertionError("the loop returns or raises")
+
+    async def reserve(self, record: Record, worker: EngineWorker) -> AdmissionReserve:
+        """What the engine will need: asked once an epoch, and again when the devices' room matters to it."""
+        roster = self._life.roster
+        timeout = roster.settings.reserve_timeout_s
+        adapter = roster.adapter(record)
+        if record.capabilities is None:
+            record.capabilities = await worker.call(adapter.describe, record.spec, hook="describe", timeout=timeout)
+        if record.reserve is None or record.reserve.self_sizing:
+            devices = views(roster, record)
+            answer = await self._life.ask(
+                record, worker, "admission_reserve", timeout, model=record.spec, devices=devices
+            )
+            if not isinstance(answer, AdmissionReserve) or not answer.ranks:
+                raise EngineStartError(
+                    f"no plugin says what a model of adapter {record.spec.adapter!r} needs: its plugin must implement "
+                    "the hook admission_reserve"
+                )
+            record.reserve = answer
+        return record.reserve
+
+    async def _launch(self, record: Record, worker: EngineWorker, placed: Placed) -> Engine:
+        life, roster = self._life, self._life.roster
+        timeout = roster.settings.load_timeout_s
+        adapter = roster.adapter(record)
+        roster.set(record, _R.LOADING, f"room on {', '.join(placed.devices)}")
+        record.ctx = ctx = life.context(record, timeout)
+        ctx.grant = placed.grant
+        events = Events(life, record, asyncio.get_running_loop(), worker)
+        started = roster.now()
+        with roster.moving_bytes(placed.devices) as alone:
+            before = roster.used(placed.devices)
+            engine = await worker.call(adapter.load, record.spec, ctx, events, hook="load", timeout=timeout)
+            if not isinstance(engine, Engine):
+                raise EngineStartError(f"adapter {record.spec.adapter!r} returned {type(engine).__name__}, no engine")
+            pool = record.reserve.headroom_pool if record.reserve is not None else None
+            record.seat = seat = Seat(
+                engine, worker, record.spec, record.epoch, roster.permits_of(placed.devices, pool)
+            )
+            report = await self._examine(record, seat)
+            if events.dead is not None:
+                seat.dead = events.dead
+            after = roster.used(placed.devices)
+        for account in placed.devices:
+            realised = report.devices.get(account)
+            if realised is None and account in before and account in after and alone(account):
+                realised = max(0, after[account] - before[account])
+            roster.ledger.realise(record.name, account, realised)
+            record.resident_bytes[account] = realised
+        if report.host and placed.grant.host_bytes:
+            roster.ledger.realise(record.name, HOST, report.host)
+        roster.ledger.release(record.name, purpose="load_staging")
+        roster.ledger.settle(record.name)
+        roster.sample(placed.devices)
+        seconds = roster.now() - started
+        record.load_s = seconds if record.load_s is None else 0.5 * (record.load_s + seconds)
+        record.capabilities = engine.capabilities
+        if roster.observer is not None:
+            roster.observer.model_loaded(record.name, seconds, outcome="ok")
+        return engine
+
+    async def _examine(self, record: Record, seat: Seat) -> MemoryReport:
+        """Ask a new engine what it holds, and what the host tier wants to know; one that can't say is closed again."""
+        settings = self._life.roster.settings
+        try:
+            report: MemoryReport = await seat.worker.call(
+                seat.engine.memory, hook="memory", timeout=settings.close_timeout_s
+            )
+            if settings.host_cache_bytes and record.spec.host_offload:
+                seat.offload = await self._life.parking.announced(record, seat)
+                if isinstance(seat.offload, int) and record.spec.wake_check is not WakeCheck.NEVER:
+                    ctx = self._life.context(record, settings.close_timeout_s)
+                    seat.baseline = await seat.worker.call(
+                        seat.engine.probe, ctx, hook="probe", timeout=settings.close_timeout_s
+                    )
+        except (HookTimeout, asyncio.CancelledError):
+            raise  # quarantined with its seat
+        except BaseException:
+            await self._life.close_engine(record, seat)
+            record.seat = None
+            raise
+        return report
+
+    # --- how a load ends badly ---------------------------------------------------------------------
+
+    def _give_up(self, record: Record, error: BaseException) -> None:
+        roster = self._life.roster
+        record.attempts += 1
+        record.failure = failure = classify(error, attempts=record.attempts, now=roster.now())
+        log.warning("%s: could not be loaded (%s): %s", record.name, failure.error_class, failure.message)
+        roster.decide(record.name, "load failed", f"{failure.error_class}: {failure.message}")
+        if roster.observer is not None:
+            roster.observer.model_loaded(record.name, 0.0, outcome=failure.error_class)
+        record.fail_tickets(failure.as_error(record.name))
+
+    def give_up_quietly(self, record: Record, reason: str) -> None:
+        """Nothing was made yet: as if the load had been called off."""
+        if record.worker is not None:
+            record.worker.close()
+        record.worker = record.ctx = record.progress = None
+        self._back_to_unloaded(record, reason)
+        self._life.settle(record)
+
+    def _back_to_unloaded(self, record: Record, reason: str) -> None:
+        self._drop_claims(record)
+        self._life.roster.set(record, _R.UNLOADED, reason)
+
+    def _drop_claims(self, record: Record) -> None:
+        self._life.roster.give_back(record, {})
+        self._life.admission.gone(record)

@@ -1,0 +1,194 @@
+"""The host tier: copies of parked engines and kept backups, the budget they live in, and whose goes first.
+
+Bytes are booked on the host account before they are taken. The budget is a limit inside that account, for copies only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from attrs import define, field
+
+from sie_core.errors import HostOutOfMemory
+from sie_core.memory._pages import round_up
+from sie_core.memory.arena import Arena, ArenaBlock
+from sie_core.memory.ledger import Need
+from sie_core.residency.roster import HOST, Roster
+from sie_core.types import Residency
+from sie_core.units import format_bytes
+
+__all__ = ["HostCopy", "HostTier"]
+
+_COPY = "host copy"
+_ARENA = "idle host arena"
+_ALIGN = 64
+
+
+@define(eq=False)
+class HostCopy:
+    """Host memory set aside for one engine's state: ``nbytes`` are charged, and buffers are cut from one block."""
+
+    owner: str
+    nbytes: int
+    arena: Arena
+    block: ArenaBlock | None = None
+    taken: int = 0
+    droppable: bool = False
+    """A backup of a resident engine that may go at no cost; a parked engine's copy is never droppable."""
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """The next ``nbytes`` of it, aligned to 64 bytes. Called on the engine's thread: fresh memory is touched here.
+
+        Raises:
+            HostOutOfMemory: more than ``host_offload_bytes`` announced, or no memory to map.
+        """
+        if self.block is None:
+            self.block = self.arena.take(self.nbytes)
+        start = -(-self.taken // _ALIGN) * _ALIGN
+        if start + nbytes > len(self.block.view):
+            raise HostOutOfMemory(
+                f"the engine of {self.owner!r} asks for more than the {format_bytes(self.nbytes)} it announced",
+                account=HOST,
+                needed=start + nbytes,
+                free=len(self.block.view),
+            )
+        self.taken = start + nbytes
+        return self.block.view[start : self.taken]
+
+    def free(self) -> None:
+        """Give the block back to the arena. Idempotent; the engine must not look into it any more."""
+        block, self.block = self.block, None
+        if block is not None:
+            self.arena.give_back(block)
+
+
+@define(eq=False)
+class HostTier:
+    """``budget`` in bytes; 0: off. Everything here runs on the event loop, but ``HostCopy.buffer``."""
+
+    roster: Roster
+    budget: int
+    arena: Arena = field(factory=Arena)
+    copies: dict[str, HostCopy] = field(factory=dict)
+    """By model, the one that was parked (or woken) longest ago first."""
+    _closed: bool = False
+
+    @property
+    def on(self) -> bool:
+        return self.budget > 0
+
+    @property
+    def used(self) -> int:
+        return sum(copy.nbytes for copy in self.copies.values())
+
+    def held(self, model: str) -> int:
+        """Host bytes charged for the model's copy."""
+        copy = self.copies.get(model)
+        return copy.nbytes if copy is not None else 0
+
+    def room_for(self, nbytes: int, *, keep: Collection[str]) -> list[str] | None:
+        """Whose copies have to go so that ``nbytes`` fit; ``None``: they can't be had.
+
+        From what is free; then droppable backups, which cost nothing to lose; then the copy that was parked longest ago
+        and that nobody waits for. Never one of ``keep``.
+        """
+        short = self._short(nbytes)
+        if short <= 0:
+            return []
+        if nbytes > self.budget:
+            return None
+        go: list[str] = []
+        for name in self.in_order_of_going():
+            if short <= 0:
+                break
+            if name not in keep:
+                go.append(name)
+                short -= self.copies[name].nbytes
+        return go if short <= 0 else None
+
+    def in_order_of_going(self) -> list[str]:
+        """Whose copies may go: droppable backups first, then those that were parked longest ago."""
+        able = [name for name in self.copies if self._may_go(name)]
+        return sorted(able, key=lambda name: not self.copies[name].droppable)
+
+    def give_back_idle(self, nbytes: int) -> int:
+        """Give idle arena memory back to the system. Returns how much."""
+        before = self.arena.idle
+        self.arena.trim(min(nbytes, before))
+        self._book_arena()
+        return before - self.arena.idle
+
+    def _short(self, nbytes: int) -> int:
+        """How many bytes are missing, in the budget or on the host."""
+        host = self.roster.ledger.available(HOST) + self.arena.idle
+        return max(nbytes - (self.budget - self.used), nbytes - host)
+
+    def _may_go(self, name: str) -> bool:
+        record = self.roster.records.get(name)
+        copy = self.copies[name]
+        if record is None:
+            return False
+        if copy.droppable:
+            return record.state in (Residency.RESIDENT, Residency.DRAINING)
+        return record.state is Residency.PARKED and not record.tickets and record.task is None and record.drain is None
+
+    def set_aside(self, model: str, nbytes: int) -> HostCopy | None:
+        """Book ``nbytes`` for a model's copy; ``None``: not to be had. What lies idle in the arena is used first."""
+        nbytes = round_up(nbytes)
+        if self._short(nbytes) > 0:
+            return None
+        copy = HostCopy(model, nbytes, self.arena, self.arena.take_idle(nbytes))
+        self._book_arena()
+        missing = nbytes - self.roster.ledger.available(HOST)
+        if missing > 0:
+            self.arena.trim(missing)
+            self._book_arena()
+        if self.roster.ledger.available(HOST) < nbytes:
+            copy.free()
+            self._book_arena()
+            return None
+        self.copies[model] = copy
+        self.roster.ledger.book(model, [Need(HOST, static=nbytes)], purpose=_COPY)
+        self.roster.ledger.settle(model)
+        return copy
+
+    def realise(self, model: str) -> None:
+        """The copy's bytes are really taken now."""
+        copy = self.copies.get(model)
+        if copy is not None:
+            self.roster.ledger.realise(model, HOST, copy.nbytes, purpose=_COPY)
+            self._book_arena()  # its block may have come from there
+
+    def keep_backup(self, model: str, *, droppable: bool) -> None:
+        """The model is awake and keeps its copy."""
+        copy = self.copies.pop(model)
+        copy.droppable = droppable
+        self.copies[model] = copy
+
+    def forget(self, model: str) -> int:
+        """The copy is dropped: the engine does not look into it any more. Returns the bytes that came free."""
+        copy = self.copies.pop(model, None)
+        if copy is None:
+            return 0
+        copy.free()
+        self.roster.ledger.release(model, purpose=_COPY)
+        self._book_arena()
+        return copy.nbytes
+
+    def _book_arena(self) -> None:
+        """The idle part of the arena is memory that this process holds: it stands in the book."""
+        ledger = self.roster.ledger
+        # What is idle beyond the budget would never be used again.
+        self.arena.trim(self.arena.idle - (0 if self._closed else max(0, self.budget - self.used)))
+        ledger.release(_ARENA)
+        # Nor is it kept where the host has run short since.
+        self.arena.trim(self.arena.idle - max(0, ledger.available(HOST)))
+        if self.arena.idle:
+            ledger.book(_ARENA, [Need(HOST, static=self.arena.idle)], purpose="arena")
+            ledger.realise(_ARENA, HOST, self.arena.idle, purpose="arena")
+            ledger.settle(_ARENA)
+
+    def close(self) -> None:
+        """Give everything back to the system, and keep nothing from now on."""
+        self._closed = True
+        self._book_arena()

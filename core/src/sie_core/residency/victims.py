@@ -1,0 +1,97 @@
+"""Which models may be evicted for a load or wake, and in what order to take them.
+
+A resident model is guarded against thrashing: it stays for five times what a park and a wake of it take. The guard
+protects models that are at work; one that has been idle for half such a cycle loses nobody anything by going. It also
+yields once the longest waiter elsewhere has waited for its quantum, so that nobody starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from sie_core.hookspecs import VictimCandidate
+from sie_core.residency.record import Record
+from sie_core.residency.roster import Roster, log
+from sie_core.types import Residency
+
+__all__ = ["Victims"]
+
+_CYCLES_GUARDED = 5.0
+_CYCLES_IDLE = 0.5
+
+
+class Victims:
+    """Chooses among the resident models. ``parkable`` is the lifecycle's."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self.parkable: Callable[[Record], bool] = lambda record: False
+        self.next_look = float("inf")
+        """When, on the loop's clock, the first guard or exemption that was in the way runs out."""
+
+    def of(self, needer: Record, since: float, refused: set[str], needed: Mapping[str, int]) -> Iterator[str]:
+        """Idle before busy, then least recently used; parked engines that hold on to device memory last."""
+        if not self._roster.plugins.implements("choose_victims"):
+            return self._in_order(needer, since, refused)
+        return iter(self._ask(list(self._in_order(needer, since, refused)), needed))
+
+    def _in_order(self, needer: Record, since: float, refused: set[str]) -> Iterator[str]:
+        # Lazy: the planner seldom needs more than the first few of what may be a thousand.
+        roster = self._roster
+        turn_at = since + roster.settings.turn_s
+        busy: list[str] = []
+        for name in roster.recent:
+            record = roster.records[name]
+            if record is not needer and name not in refused and self._may_go(record, turn_at):
+                if record.leases:
+                    busy.append(name)
+                else:
+                    yield name
+        yield from busy
+        for name, record in roster.records.items():
+            if record.state is Residency.PARKED and record.retained and not record.tickets and record.drain is None:
+                yield name
+
+    def _may_go(self, record: Record, turn_at: float) -> bool:
+        seat = record.seat
+        if record.state is not Residency.RESIDENT or record.spec.pinned or record.tickets or seat is None:
+            return False
+        now = self._roster.now()
+        if now < record.exempt_until:
+            return self._not_before(record.exempt_until)
+        if now > turn_at:
+            return True
+        if seat.first_turn:
+            return self._not_before(turn_at)
+        until = record.resident_at + max(record.spec.min_resident_s, _CYCLES_GUARDED * record.cycle_s)
+        if not record.leases and record.cycle_s:
+            idle_at = max(
+                record.last_used + _CYCLES_IDLE * record.cycle_s, record.resident_at + record.spec.min_resident_s
+            )
+            until = min(until, idle_at)
+        return now >= until or self._not_before(min(until, turn_at))
+
+    def _not_before(self, when: float) -> bool:
+        self.next_look = min(self.next_look, when)
+        return False
+
+    def _ask(self, able: list[str], needed: Mapping[str, int]) -> list[str]:
+        """Let a plugin put them in order. Names that are no candidates are ignored, the rest keep their order."""
+        roster, now = self._roster, self._roster.now()
+        asked = [
+            VictimCandidate(
+                model=name,
+                frees=dict(roster.ledger.freed_by(name)),
+                leases=record.leases,
+                idle_s=0.0 if record.leases else now - record.last_used,
+                load_s=record.load_s,
+                can_park=self.parkable(record),
+            )
+            for name, record in ((name, roster.records[name]) for name in able)
+        ]
+        try:
+            first = roster.plugins.ask("choose_victims", owner=None, candidates=asked, needed=dict(needed)) or ()
+        except Exception:  # a policy's fault must not stop admission: the core's own order serves
+            log.exception("choose_victims failed")
+            first = ()
+        return list(dict.fromkeys([*(name for name in first if name in able), *able]))

@@ -1,0 +1,103 @@
+"""Looks at every device and at the host once a second, and makes room when others took what was promised to us."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sie_core.errors import SieError
+from sie_core.residency.reasons import HOST_WAITS
+from sie_core.residency.record import Drain
+from sie_core.residency.roster import HOST, Roster, log
+from sie_core.types import Residency
+
+if TYPE_CHECKING:
+    from sie_core.residency.admission import Admission
+    from sie_core.residency.lifecycle import Lifecycle
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """A rise of what others use binds admission at once; it evicts only when a second sample confirms it."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        admission: Admission,
+        lifecycle: Lifecycle,
+        host_available: Callable[[], int] | None,
+        host_pressure: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._roster = roster
+        self._admission = admission
+        self._lifecycle = lifecycle
+        self._host_available = host_available
+        self._host_pressure = host_pressure
+        self._relieved_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._deficits: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Look now, and from now on."""
+        self._look()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        roster, ledger = self._roster, self._roster.ledger
+        roster.sample(roster.devices)
+        self._look_at_host()
+        self._feel_pressure()
+        for account in roster.devices:
+            short = ledger.deficit(account)
+            if short > 0 and self._deficits.get(account, 0) > 0 and not self._admission.busy:
+                self._relieve(account, short)
+            self._deficits[account] = short
+        self._admission.request_pump()
+        self._timer = asyncio.get_running_loop().call_later(roster.settings.sample_s, self._look)
+
+    def _look_at_host(self) -> None:
+        if self._host_available is None:
+            return
+        ledger = self._roster.ledger
+        try:
+            ledger.observe_available(HOST, self._host_available())
+        except SieError as error:
+            log.warning("host memory can't be read: %s", error.message)
+            return
+        short = ledger.deficit(HOST)
+        if short > 0:
+            # No second sample here: before the next one the kernel may have to kill somebody.
+            self._lifecycle.parking.relieve_host(short)
+
+    def _feel_pressure(self) -> None:
+        """The kernel says that tasks wait for memory, though there may still be some: one copy at a time goes."""
+        pressure = self._host_pressure() if self._host_pressure is not None else None
+        settings, now = self._roster.settings, self._roster.now()
+        if pressure is None or pressure <= settings.host_pressure_limit:
+            return
+        if now - self._relieved_at >= settings.host_pressure_pause_s:
+            self._relieved_at = now
+            parking = self._lifecycle.parking
+            reason = f"{HOST_WAITS} ({pressure:.0f}% of the time)"
+            parking.relieve_host(parking.tier.arena.idle + 1, reason)
+
+    def _relieve(self, account: str, short: int) -> None:
+        """Let idle models go until the book is right again."""
+        roster = self._roster
+        for name in tuple(roster.recent):
+            record = roster.records[name]
+            if short <= 0:
+                return
+            if record.state is not Residency.RESIDENT or record.leases or record.tickets or record.spec.pinned:
+                continue
+            freed = roster.ledger.freed_by(name).get(account, 0)
+            if freed > 0:
+                roster.decide(name, "evict", f"other processes took {account}", needed=short, promised=freed)
+                self._lifecycle.drains.begin(record, Drain("memory pressure from other processes", park=True))
+                short -= freed

@@ -1,0 +1,230 @@
+"""Parking and waking over HTTP: what clients and operators see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from sie_core.config import TelemetryConfig
+from sie_core.telemetry import Telemetry
+from sie_testing import FaultPoints, expected_vector
+from website import Served, Start, until
+
+MIB = 1024 * 1024
+TIER: dict[str, Any] = {"host_cache_bytes": 64 * MIB}
+
+
+async def act(s: Served, action: str, model: str = "mini", **body: Any) -> httpx.Response:
+    return await s.http.post(f"/v1/admin/models/{model}/{action}", json=body)
+
+
+async def residency(s: Served, model: str = "mini") -> str:
+    return str((await row(s, model))["residency"])
+
+
+async def row(s: Served, model: str = "mini") -> dict[str, Any]:
+    body = (await s.http.get("/v1/status")).json()
+    return dict(next(entry for entry in body["models"] if entry["name"] == model))
+
+
+async def test_a_parked_model_answers_as_if_it_had_never_left(served: Start) -> None:
+    async with served(tier=TIER) as s:
+        before = (await s.encode()).json()["items"]
+        parked = await act(s, "park")
+        held = await row(s)
+        status = (await s.http.get("/v1/status")).json()
+        listed = (await s.http.get("/v1/models/mini")).json()
+        after = await s.encode()
+        awake = await row(s)
+        assert FaultPoints.of("mini").hits("load") == 1
+    assert (parked.status_code, parked.json()["residency"]) == (200, "parked")
+    assert (held["device_bytes"], held["host_bytes"]) == (0, MIB)
+    assert held["park_s"] >= 0
+    assert status["host_cache"] == {"budget": 64 * MIB, "used": MIB, "idle": 0}
+    assert (listed["state"], listed["residency"], listed["host_bytes"]) == ("available", "parked", MIB)
+    assert (after.status_code, after.json()["items"]) == (200, before)
+    assert (awake["residency"], awake["device_bytes"], awake["host_bytes"]) == ("resident", MIB, 0)
+    assert awake["wake_s"] >= 0
+
+
+async def test_requests_before_during_and_after_a_park_are_answered(served: Start) -> None:
+    # Scenario 10.
+    async with served(tier=TIER) as s:
+        await s.embed()
+        run, offload, restore = (FaultPoints.of("mini").hold(point) for point in ("run", "offload", "restore"))
+        before = asyncio.create_task(s.embed())
+        await run.arrival()
+        parking = asyncio.create_task(act(s, "park"))
+        await until(lambda: s.registry.status("mini").residency == "draining")
+        draining = asyncio.create_task(s.embed())
+        run.release()
+        await offload.arrival()
+        during = asyncio.create_task(s.embed())
+        offload.release()
+        await restore.arrival()
+        waking = asyncio.create_task(s.embed())
+        restore.release()
+        answers = await asyncio.gather(before, draining, during, waking, s.embed())
+        assert (await parking).status_code == 200
+        assert FaultPoints.of("mini").hits("load") == 1
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert len({answer.content for answer in answers}) == 1
+
+
+async def test_park_twice_wake_twice_and_wake_while_waking_are_no_ops(served: Start) -> None:
+    # Scenario 12.
+    async with served(tier=TIER) as s:
+        await s.embed()
+        both = await asyncio.gather(act(s, "park"), act(s, "park"))
+        again = await act(s, "park")
+        assert [reply.json()["residency"] for reply in (*both, again)] == ["parked"] * 3
+        restore = FaultPoints.of("mini").hold("restore")
+        first = asyncio.create_task(act(s, "wake"))
+        await restore.arrival()
+        second = asyncio.create_task(act(s, "wake"))
+        restore.release()
+        awake = [*await asyncio.gather(first, second), await act(s, "wake")]
+        assert (FaultPoints.of("mini").hits("offload"), FaultPoints.of("mini").hits("restore")) == (1, 1)
+    assert [reply.json()["residency"] for reply in awake] == ["resident"] * 3
+
+
+async def test_a_second_park_joins_one_that_waits_for_requests(served: Start) -> None:
+    async with served(tier=TIER) as s:
+        run = FaultPoints.of("mini").hold("run")
+        asked = asyncio.create_task(s.embed())
+        await run.arrival()
+        parks = [asyncio.create_task(act(s, "park")) for _ in range(2)]
+        await until(lambda: s.registry.status("mini").residency == "draining")
+        run.release()
+        assert [reply.json().get("residency") for reply in await asyncio.gather(*parks)] == ["parked"] * 2
+        assert (await asked).status_code == 200
+
+
+async def test_weights_that_come_back_corrupted_are_noticed_counted_and_loaded_cold(served: Start) -> None:
+    # Scenario 13.
+    telemetry = Telemetry.create(TelemetryConfig(), environ={})
+    async with served(tier=TIER, telemetry=telemetry) as s:
+        before = (await s.encode("corrupt")).json()["items"]
+        await act(s, "park", "corrupt")
+        after = await s.encode("corrupt")
+        decisions = (await s.http.get("/v1/admin/decisions?model=corrupt")).json()["decisions"]
+        metrics = (await s.http.get("/metrics")).text
+        assert FaultPoints.of("corrupt").hits("load") == 2
+    telemetry.shutdown()
+    assert (after.status_code, after.json()["items"]) == (200, before)
+    assert "does not answer as it did" in next(one["reason"] for one in decisions if one["action"] == "wake failed")
+    wakes = 'sie_worker_model_host_cache_wake_duration_seconds_count{model="corrupt",outcome="WakeCheckFailed"}'
+    assert f"{wakes} 1.0" in metrics
+
+
+async def test_metrics_of_the_tier_count_each_thing_once(served: Start) -> None:
+    telemetry = Telemetry.create(TelemetryConfig(), environ={})
+    async with served(tier=TIER, telemetry=telemetry) as s:
+        await s.embed()
+        await act(s, "park")
+        await s.embed()
+        await act(s, "park")
+        text = (await s.http.get("/metrics")).text
+    telemetry.shutdown()
+
+    lines = (line.rpartition(" ") for line in text.splitlines() if line.startswith("sie_worker_model_host_cache"))
+    shown = {name.removeprefix("sie_worker_model_host_cache_"): float(value) for name, _, value in lines}
+    assert shown['memory_bytes{model="mini"}'] == MIB
+    assert shown['memory_bytes{model="wide"}'] == 0
+    assert shown['lookups_total{model="mini",result="miss"}'] == 1
+    assert shown['lookups_total{model="mini",result="hit"}'] == 1
+    assert shown['park_duration_seconds_count{model="mini",outcome="ok"}'] == 2
+    assert shown['wake_duration_seconds_count{model="mini",outcome="ok"}'] == 1
+    assert 'account_promised_bytes{account="emulated:0"} 0.0' in text
+
+
+async def test_a_request_waits_for_a_wake_as_long_as_it_may_and_is_told_when_to_come_back(served: Start) -> None:
+    async with served(tier={**TIER, "wake_wait_s": 0.05}) as s:
+        await s.embed()
+        await act(s, "park")
+        restore = FaultPoints.of("mini").hold("restore")
+        late = await s.encode()
+        restore.release()
+        await until(lambda: s.registry.status("mini").residency == "resident")
+        in_time = await s.encode()
+    assert (late.status_code, late.json()["detail"]["code"]) == (503, "MODEL_LOADING")
+    assert late.headers["retry-after"] == "1"
+    assert in_time.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "code", "says"),
+    [("tuples", 400, "INVALID_INPUT", "its tensors sit in tuples"), ("org/mini", 400, "INVALID_INPUT", "is unloaded")],
+)
+async def test_a_model_that_can_not_be_parked_says_why(
+    served: Start, model: str, status: int, code: str, says: str
+) -> None:
+    async with served(tier=TIER) as s:
+        await s.encode("tuples")
+        reply = await act(s, "park", model)
+    assert (reply.status_code, reply.json()["detail"]["code"]) == (status, code)
+    assert says in reply.json()["detail"]["message"]
+    assert reply.headers["x-should-retry"] == "false"
+
+
+async def test_a_park_that_fails_says_that_the_model_was_unloaded(served: Start) -> None:
+    async with served(tier=TIER) as s:
+        await s.encode()
+        FaultPoints.of("mini").fail("offload", RuntimeError("the bus broke"), times=1)
+        reply = await act(s, "park")
+        assert await residency(s) == "unloaded"
+        why = (await s.http.get("/v1/admin/models/mini/explain")).json()
+    assert (reply.status_code, reply.json()["detail"]["code"]) == (503, "RESOURCE_EXHAUSTED")
+    assert "was unloaded" in reply.json()["detail"]["message"]
+    assert "the bus broke" in why["departure"]["why_not_parked"]
+
+
+async def test_parking_waits_no_longer_than_it_is_told_to(served: Start) -> None:
+    async with served(tier=TIER) as s:
+        run = FaultPoints.of("mini").hold("run")
+        asked = asyncio.create_task(s.embed())
+        await run.arrival()
+        reply = await act(s, "park", wait_s=0.02)
+        run.release()
+        assert (await asked).status_code == 200
+        await until(lambda: s.registry.status("mini").residency == "parked")
+    assert (reply.status_code, reply.json()["detail"]["code"]) == (504, "DEADLINE_EXCEEDED")
+
+
+async def test_why_a_model_left_can_be_asked(served: Start) -> None:
+    async with served(tier=TIER) as s:
+        await s.encode("org/mini")
+        stays = (await s.http.get("/v1/admin/models/org%2Fmini/explain")).json()
+        await act(s, "park", "org/mini")
+        left = (await s.http.get("/v1/admin/models/org/mini/explain")).json()
+        packed = await s.http.get("/v1/admin/models/org/mini/explain", headers={"accept": "application/msgpack"})
+        unknown = await s.http.get("/v1/admin/models/none/such/explain")
+    assert (stays["residency"], stays["parks"], stays["departure"]) == ("resident", True, None)
+    assert left.keys() == stays.keys() == {
+        *("model", "residency", "explanation", "departure", "would_have_kept_it", "parks", "why_not_parked"),
+        "decisions",
+    }  # fmt: skip
+    assert (left["departure"]["how"], left["departure"]["reason"]) == ("parked", "park requested")
+    assert left["departure"]["freed_bytes"] == left["departure"]["promised_bytes"] == MIB
+    assert left["decisions"][-1]["action"] == "park"
+    assert packed.headers["content-type"] == "application/msgpack"
+    assert unknown.status_code == 404
+
+
+async def test_decisions_of_one_model(served: Start) -> None:
+    async with served(tier=TIER) as s:
+        for model in ("mini", "org/mini"):
+            await s.encode(model)
+            await act(s, "park", model)
+        found = (await s.http.get("/v1/admin/decisions?model=org/mini")).json()["decisions"]
+    assert [(one["model"], one["action"]) for one in found] == [("org/mini", "park")]
+
+
+async def test_the_answers_are_those_of_the_model(served: Start) -> None:
+    async with served(tier=TIER) as s:
+        await s.encode("wide")
+        await act(s, "park", "wide")
+        values = (await s.encode("wide")).json()["items"][0]["dense"]["values"]
+    assert values == pytest.approx(expected_vector("hello", 384).tolist(), abs=1e-7)

@@ -1,0 +1,141 @@
+"""When the host itself runs short, parked copies go before the kernel has to kill anybody. On made-up machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+from sie_core import Residency
+from sie_core.memory.host import HostMemory
+from sie_core.memory.ledger import Ledger
+from sie_core.plugins import Plugins
+from sie_core.residency import Registry, RegistrySettings
+from sie_testing import VirtualWorker
+from sie_testing.house import MIB, House, PretendDevice, fake, play
+
+GIB = 1024 * MIB
+CALM, STRAINED = 1.0, 40.0
+
+
+@attrs.define
+class Machine:
+    """RAM and pressure of a made-up machine."""
+
+    root: Path
+    total: int = 4 * GIB
+    others: int = 0
+    """Bytes that other programs have taken."""
+    ours: Callable[[], int] = lambda: 0
+
+    @property
+    def available(self) -> int:
+        return self.total - self.others - self.ours()
+
+    def press(self, percent: float) -> None:
+        file = self.root / "proc/pressure/memory"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"some avg10={percent:.2f} avg60=0.00 avg300=0.00 total=1\n", encoding="utf-8")
+
+    def memory(self) -> HostMemory:
+        return HostMemory(self.root, virtual_memory=lambda: self)
+
+
+async def parked(machine: Machine, floor: int = GIB) -> Registry:
+    """A registry with three parked models, "a" parked first."""
+    host, ledger = machine.memory(), Ledger()
+    ledger.add_account("host", total=host.total(), reserve=floor)
+    ledger.observe_available("host", host.available())
+    device = PretendDevice("emulated:0", 512 * MIB)
+    ledger.add_account(device.name, total=device.size)
+    registry = Registry(
+        Plugins.load(),
+        ledger,
+        [device],
+        RegistrySettings(host_cache_bytes=GIB),
+        make_worker=VirtualWorker,
+        host_available=host.available,
+        host_pressure=host.pressure,
+    )
+    device.house = House(registry, ledger, {device.name: device})
+    machine.ours = lambda: registry.host_tier().used + registry.host_tier().idle
+    registry.apply([fake(name, 40 * MIB) for name in "abc"])
+    await registry.start()
+    for name in "abc":
+        await registry.load(name)
+        await registry.park(name)
+    return registry
+
+
+def states(registry: Registry) -> str:
+    return " ".join(status.residency for status in registry.statuses())
+
+
+def test_copies_go_when_available_memory_falls_under_the_floor(tmp_path: Path) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        registry = await parked(machine)
+        machine.others = 3 * GIB - 60 * MIB  # leaves the floor, and 60 MiB for copies of 120
+        await asyncio.sleep(5.0)
+        assert states(registry) == "unloaded unloaded parked"
+        dropped = [one for one in registry.decisions() if one.action == "drop"]
+        reason = "the host runs short of memory"
+        assert {(one.model, one.reason) for one in dropped} == {("a", reason), ("b", reason)}
+        assert dropped[0].freed_bytes == 40 * MIB
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
+def test_copies_go_one_by_one_while_the_kernel_says_that_tasks_wait_for_memory(tmp_path: Path) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        machine.press(CALM)
+        registry = await parked(machine)
+        await asyncio.sleep(10.0)
+        assert states(registry) == "parked parked parked"
+        machine.press(STRAINED)
+        await asyncio.sleep(1.5)
+        assert states(registry) == "unloaded parked parked"
+        await asyncio.sleep(5.0)
+        assert states(registry) == "unloaded unloaded parked"
+        machine.press(CALM)
+        await asyncio.sleep(20.0)
+        assert states(registry) == "unloaded unloaded parked"
+        reason = next(one.reason for one in registry.decisions() if one.action == "drop")
+        assert reason == "tasks on the host wait for memory (40% of the time)"
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("percent", [None, 10.0])
+def test_no_pressure_and_pressure_at_the_limit_drop_nothing(tmp_path: Path, percent: float | None) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        if percent is not None:
+            machine.press(percent)
+        registry = await parked(machine)
+        await asyncio.sleep(10.0)
+        assert states(registry) == "parked parked parked"
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
+def test_a_model_that_is_in_use_stays_and_the_copies_go(tmp_path: Path) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        machine.press(CALM)
+        registry = await parked(machine)
+        machine.press(STRAINED)
+        lease = await registry.acquire("a")
+        await asyncio.sleep(12.0)
+        assert registry.status("a").residency is Residency.RESIDENT
+        assert states(registry) == "resident unloaded unloaded"
+        lease.release()
+        await registry.shutdown(10.0)
+
+    play(scene)
