@@ -151,7 +151,7 @@ def oldest(session: nox.Session) -> None:
 def torch(session: nox.Session, transformers: str) -> None:
     """The torch adapters on the newest and the oldest supported transformers."""
     # sentence-transformers is what vectors are compared with; its own releases keep step with transformers.
-    pins = ["sentence-transformers"]
+    pins = ["sentence-transformers", "peft"]
     if transformers == "oldest":
         pins = ["sentence-transformers<5.3", _oldest("adapters-torch", "transformers")]
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, *pins)
