@@ -38,7 +38,6 @@ def test_serving_a_model_leaves_out_what_it_does_not_need() -> None:
     """Pipelines, datasets and sentence-transformers would double the memory of a server."""
     unwanted = (
         "sentence_transformers",
-        "sklearn",
         "pandas",
         "datasets",
         "torchvision",
