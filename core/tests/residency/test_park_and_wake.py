@@ -388,3 +388,49 @@ def test_an_engine_that_outgrew_its_backup_gets_a_copy_of_its_new_size(seed: int
         await close(built)
 
     play(scene, seed=seed)
+
+
+async def test_what_an_engine_came_to_need_is_booked_again_when_it_wakes() -> None:
+    FaultPoints.reset_all()
+    built = tier(fake("a", 40 * MIB), fake("b", 20 * MIB))  # on the real clock: an engine asks from a thread of its own
+    with await built.registry.acquire("a") as lease:
+        engine: Any = lease.engine
+        assert await asyncio.to_thread(engine.grow, "emulated:0", 30 * MIB)
+    assert built.registry.status("a").device_bytes == 70 * MIB
+    await built.registry.park("a")
+    assert built.registry.status("a").device_bytes == 0
+    await use(built, "a")
+    assert built.registry.status("a").device_bytes == 70 * MIB
+    await close(built)
+
+
+def test_more_room_at_run_time_does_not_book_the_configured_headroom_again() -> None:
+    async def scene() -> None:
+        built = tier(fake("a", 20 * MIB, runtime_headroom=40 * MIB), fake("b", 40 * MIB))
+        await use(built, "b")
+        with await built.registry.acquire("a") as lease:
+            assert await built.registry.make_room(lease, 10 * MIB)
+        assert built.registry.status("a").device_bytes == 70 * MIB
+        await built.registry.park("a")
+        await use(built, "a")
+        assert built.registry.status("a").device_bytes == 70 * MIB
+        await close(built)
+
+    play(scene)
+
+
+def test_a_budget_of_exactly_one_model_parks_it() -> None:
+    async def scene() -> None:
+        odd = 40 * MIB + 100
+        built = tier(fake("a", odd), budget=40 * MIB + 4096)
+        await use(built, "a")
+        await built.registry.park("a")
+        assert built.state("a") is PARKED
+        await close(built)
+        small = tier(fake("a", odd), budget=40 * MIB)
+        await use(small, "a")
+        with pytest.raises(Unsupported, match="over the budget"):
+            await small.registry.park("a")
+        await close(small)
+
+    play(scene)

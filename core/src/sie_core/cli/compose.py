@@ -51,11 +51,8 @@ def compose(config: Config, plugins: Plugins) -> Parts:
         PluginError: in strict mode, a hook that failed.
         CommandError: no device at all.
     """
-    # Both are read by OpenMP when the first framework is imported, which happens with the first load. A server shares
-    # its cores with its own event loop and with others: a thread that waits by spinning for one that has to wait for a
-    # core wastes whole time slices, many times a batch.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.compute.threads is not None:
+        # Read by OpenMP when the first framework is imported, which happens with the first load.
         os.environ["OMP_NUM_THREADS"] = str(config.compute.threads)
     host, ledger = HostMemory(), Ledger()
     devices = _accounts(config, plugins, host, ledger)

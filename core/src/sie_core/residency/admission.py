@@ -108,8 +108,8 @@ class Admission:
         future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
         needer = Needer(record, reserve, future, self._roster.now(), purpose, at_least, cause, wake)
         self._waiting.append(needer)
-        self.pump()
         try:
+            self.pump()
             return await future
         except BaseException:
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -157,9 +157,9 @@ class Admission:
                     self._look_at_plan(needer)
                 if needer.plan is None and not needer.future.done():
                     self._try(needer, held_back)
-            except LedgerError as error:  # a bug of ours: this load fails, the queue goes on
+            except Exception as error:  # a bug of ours: this load fails, and the queue goes on for everybody else
                 log.exception("planning for %s failed", needer.record.name)
-                self._fail(needer, error)
+                self._fail(needer, error if isinstance(error, SieError) else LedgerError(f"planning failed: {error!r}"))
         if self._poll is not None:
             self._poll.cancel()
             self._poll = None
@@ -185,13 +185,15 @@ class Admission:
             victim = self._roster.records.get(name)
             if victim is not None and victim.state in (Residency.DRAINING, Residency.PARKED):
                 self.evict(victim, "memory pressure")
-            else:
-                plan.owing.discard(name)  # gone on its own: it crashed
+            elif victim is None or victim.state not in (Residency.UNLOADING, Residency.QUARANTINED):
+                plan.owing.discard(name)  # gone on its own; one that is still going says so when it is gone
         self.request_pump()
 
     def refused(self, record: Record, plan: Plan, reason: str) -> None:
         """A victim would not drain: nobody is evicted, and the needer plans again without it."""
-        for needer in self._waiting:
+        if not any(needer.plan is plan for needer in self._waiting):
+            self.undrain(record, reason)
+        for needer in tuple(self._waiting):
             if needer.plan is plan:
                 if record.exempt_until <= self._roster.now():
                     needer.refused.add(record.name)
@@ -276,7 +278,9 @@ class Admission:
             needer.future.set_result(placed)
 
     def _fail(self, needer: Needer, error: SieError) -> None:
-        self._waiting.remove(needer)
+        if needer in self._waiting:
+            self._waiting.remove(needer)
+        self._cancel_plan(needer, error.message)
         self._roster.decide(needer.record.name, "refused", error.message)
         if not needer.future.done():
             needer.future.set_exception(error)
@@ -293,7 +297,7 @@ class Admission:
             return
         best: tuple[tuple[float, ...], Placement, tuple[str, ...]] | None = None
         for place in ways:
-            if held_back.intersection(place.devices) or self._window(needer, place):
+            if self._window(needer, place) or self._waits_its_turn(needer, place, held_back):
                 continue
             victims = choose(
                 roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least, owner=needer.owner
@@ -310,6 +314,12 @@ class Admission:
             needer.record.blocked = "waits for memory that running models hold"
             held_back.update(account for place in ways for account in place.devices)
 
+    def _waits_its_turn(self, needer: Needer, place: Placement, held_back: set[str]) -> bool:
+        """An older load waits for room there. A wake that fits as it is never queues behind another's cold load."""
+        if not held_back.intersection(place.devices):
+            return False
+        return not needer.wake or bool(self._roster.ledger.shortfall(place.all_needs, owner=needer.owner))
+
     def _cost(self, place: Placement, victims: tuple[str, ...]) -> tuple[float, ...]:
         """Least evicted first, then whose last use is longest ago, then the device with most room."""
         roster = self._roster
@@ -321,7 +331,7 @@ class Admission:
         """Where the engine could go; a parked one goes back to where it was."""
         if needer.wake:
             return [Placement(needer.record.devices, needer.record.booked)]
-        return places(self._roster, needer.record, needer.reserve)
+        return places(self._roster, needer.record, needer.reserve, configured=needer.purpose == "engine")
 
     def _ways(self, needer: Needer) -> list[Placement] | None:
         """The placements that an empty machine could take; ``None`` after the needer was failed."""

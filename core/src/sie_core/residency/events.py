@@ -37,11 +37,14 @@ class Events:
     def request_growth(self, account: str, nbytes: int) -> bool:
         """More bytes than were promised, if they are there for the taking. Not from the event loop's own thread."""
         answer: list[bool] = []
-        asked = threading.Event()
+        asked, given_up = threading.Event(), threading.Event()
 
         def ask() -> None:
-            answer.append(self.lifecycle.grow(self.record, account, nbytes))
+            if not given_up.is_set():  # nobody would own what were booked now
+                answer.append(self.lifecycle.grow(self.record, self.worker, account, nbytes))
             asked.set()
 
         self.loop.call_soon_threadsafe(ask)
-        return asked.wait(timeout=_ANSWER_S) and answer[0]
+        if not asked.wait(timeout=_ANSWER_S):
+            given_up.set()
+        return bool(answer) and answer[0]

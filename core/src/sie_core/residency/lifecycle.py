@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import attrs
+
 from sie_core.adapter import Engine, TransitionContext
 from sie_core.errors import (
     EngineDied,
@@ -22,12 +24,12 @@ from sie_core.errors import (
     SieError,
     TransitionCancelled,
 )
-from sie_core.memory.ledger import Need
 from sie_core.residency.admission import Admission
 from sie_core.residency.drains import Drains
 from sie_core.residency.idle import IdleTimers
 from sie_core.residency.loading import Loading
 from sie_core.residency.parking import Parking
+from sie_core.residency.reasons import UNLOAD_REQUESTED
 from sie_core.residency.record import Drain, Lease, Record, Seat
 from sie_core.residency.roster import HOST, Roster, consume, log
 from sie_core.residency.tier import HostTier
@@ -249,7 +251,7 @@ class Lifecycle:
             self.unload(record, f"the engine died: {record.seat.dead}")
         elif record.retire is not None:
             reason, record.retire = record.retire, None
-            self.drains.begin(record, Drain(reason, force=reason != "unload requested"))
+            self.drains.begin(record, Drain(reason, force=reason != UNLOAD_REQUESTED))
         else:
             self._serve(record)
 
@@ -324,13 +326,19 @@ class Lifecycle:
         if plan is not None:
             self.admission.drained(record, plan)
 
-    def grow(self, record: Record, account: str, nbytes: int) -> bool:
-        """Book more for a resident engine if it is there for the taking; nobody is evicted for it."""
-        ledger = self.roster.ledger
-        if record.seat is None or nbytes <= 0 or ledger.available(account) < nbytes:
+    def grow(self, record: Record, worker: EngineWorker, account: str, nbytes: int) -> bool:
+        """Book more for an engine that loads or is resident, if it is there; nobody is evicted for it."""
+        loads = record.state is _R.LOADING and record.worker is worker
+        serves = record.seat is not None and record.seat.worker is worker and not record.retained
+        if nbytes <= 0 or account not in record.devices or not (loads or serves):
             return False
-        ledger.book(record.name, [Need(account, nbytes)], purpose=self.next_growth())
-        ledger.settle(record.name)
+        if not self.roster.ledger.grow(record.name, account, nbytes):
+            return False
+        # A wake books it again.
+        record.booked = tuple(
+            attrs.evolve(need, static=need.static + nbytes) if need.account == account else need
+            for need in record.booked
+        )
         return True
 
     def next_growth(self) -> str:

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import attrs
+
 from sie_core.adapter import Declined, HostOffload, HostResidue, MemoryReport
 from sie_core.errors import (
     HookTimeout,
@@ -20,6 +22,7 @@ from sie_core.errors import (
     TransitionError,
     WakeCheckFailed,
 )
+from sie_core.memory._pages import round_up
 from sie_core.residency.reasons import HOST_SHORT, TIER_FULL
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
@@ -52,7 +55,9 @@ class Parking:
         """What the engine's plugin says a park would take on the host."""
         timeout = self._life.roster.settings.reserve_timeout_s
         answer = await self._life.ask(record, seat.worker, "host_offload_bytes", timeout, engine=seat.engine)
-        if answer is None or isinstance(answer, int | Declined):
+        if isinstance(answer, int):
+            return round_up(answer)
+        if answer is None or isinstance(answer, Declined):
             return answer
         raise TransitionError(f"host_offload_bytes returned {type(answer).__name__}: return an int, Declined or None")
 
@@ -81,9 +86,12 @@ class Parking:
         kept = record.name in self.tier.copies
         try:
             await self._make_room(record, seat)
+            await self._fold_growth(record, seat)
             with roster.moving_bytes(record.devices) as alone:
                 before = roster.used(record.devices)
                 offload, report = await self._offload(record, seat, kept)
+                if not self.tier.realise(record.name, offload.host_bytes):
+                    raise ResourceExhausted(f"it takes {format_bytes(offload.host_bytes)} on the host, unannounced")
                 after = roster.used(record.devices)
                 came_free = {
                     name: max(0, before[name] - after[name])
@@ -110,6 +118,22 @@ class Parking:
         roster.set(record, _R.PARKED, reason)
         life.admission.gone(record)
         life.settle(record, epoch)
+
+    async def _fold_growth(self, record: Record, seat: Seat) -> None:
+        """What the engine came to need since its load is part of what its wake has to book."""
+        grown = self._life.roster.growths(record.name)
+        if not grown:
+            return
+        record.booked = tuple(
+            attrs.evolve(need, static=need.static + grown.get(need.account, 0)) for need in record.booked
+        )
+        record.resident_bytes.update(await self._report(record, seat))
+
+    async def _report(self, record: Record, seat: Seat) -> dict[str, int]:
+        """What the engine itself says that it holds, where it can tell."""
+        timeout = self._life.roster.settings.close_timeout_s
+        report: MemoryReport = await seat.worker.call(seat.engine.memory, hook="memory", timeout=timeout)
+        return {account: held for account, held in report.devices.items() if held is not None}
 
     async def _make_room(self, record: Record, seat: Seat) -> None:
         """See to it that the host bytes are booked. Raises ResourceExhausted: then the model unloads."""
@@ -171,7 +195,6 @@ class Parking:
         """
         roster, seat = self._life.roster, record.seat
         assert seat is not None
-        self.tier.realise(record.name)
         retained: dict[str, int] = {}
         freed = 0
         for account in record.devices:
@@ -196,8 +219,7 @@ class Parking:
         for account, nbytes in retained.items():
             roster.ledger.realise(record.name, account, nbytes)
         roster.ledger.retain(record.name, retained)
-        for purpose in roster.growths(record.name):
-            roster.ledger.release(record.name, purpose=purpose)
+        roster.release_growths(record.name)
         roster.sample(record.devices)
         roster.decide(record.name, "park", reason, promised=promised, freed=freed)
         if roster.observer is not None:
@@ -232,8 +254,10 @@ class Parking:
             return
         except Exception:  # it keeps its backup, and stays charged for it
             log.exception("%s: dropping its backup failed", record.name)
-            return
-        if freed and self.tier.copies.get(record.name) is copy:
+            freed = 0
+        if not freed:
+            copy.droppable = False  # the next in line has to go instead
+        elif self.tier.copies.get(record.name) is copy:
             self.tier.forget(record.name)
             self._life.roster.decide(record.name, "drop backup", reason, freed=copy.nbytes)
 
@@ -291,9 +315,12 @@ class Parking:
         life, roster = self._life, self._life.roster
         timeout = roster.settings.offload_timeout_s
         at_least, cause = 0, None
-        assert record.reserve is not None
+        reserve = record.reserve  # a change of the configuration clears it
+        assert reserve is not None
         for attempt in range(roster.settings.load_retries + 1):
-            placed = await life.admission.admit(record, record.reserve, wake=True, at_least=at_least, cause=cause)
+            if life.unwanted(record, epoch):
+                raise TransitionError("no longer wanted")
+            placed = await life.admission.admit(record, reserve, wake=True, at_least=at_least, cause=cause)
             record.admitted_at = roster.now()
             if life.unwanted(record, epoch) or seat.dead is not None:
                 raise TransitionError("no longer wanted" if seat.dead is None else seat.dead)
@@ -316,6 +343,7 @@ class Parking:
                 raise TransitionError(f"restore_from_host returned {type(answer).__name__}, no HostResidue")
             if seat.dead is not None:
                 raise TransitionError(f"the engine died: {seat.dead}")
+            record.resident_bytes.update(await self._report(record, seat))
             return answer
         raise AssertionError("the loop returns or raises")
 
@@ -345,6 +373,7 @@ class Parking:
 
     def _back_to_parked(self, record: Record, reason: str) -> None:
         record.task = None
+        self._life.roster.ledger.retain(record.name, record.retained)
         self._life.roster.set(record, _R.PARKED, reason)
 
     def _no_room(self, record: Record, error: ResourceExhausted) -> None:

@@ -60,8 +60,8 @@ def views(roster: Roster, record: Record) -> list[DeviceView]:
     return sorted(found, key=lambda view: -view.available)
 
 
-def places(roster: Roster, record: Record, reserve: AdmissionReserve) -> list[Placement]:
-    """Every way to give each rank a device of its own."""
+def places(roster: Roster, record: Record, reserve: AdmissionReserve, *, configured: bool = True) -> list[Placement]:
+    """Every way to give each rank a device of its own. ``configured``: the model's ``runtime_headroom`` counts."""
     open_to = candidates(roster, record)
     fixed = [rank.device for rank in reserve.ranks if rank.device is not None]
     if any(device not in roster.devices for device in fixed):
@@ -72,11 +72,13 @@ def places(roster: Roster, record: Record, reserve: AdmissionReserve) -> list[Pl
     for chosen in itertools.combinations(rest, len(reserve.ranks) - len(fixed)):
         free = iter(chosen)
         way = tuple(rank.device or next(free) for rank in reserve.ranks)
-        found.append(Placement(way, _needs(record, reserve, way), _host(reserve.host_load_bytes)))
+        found.append(
+            Placement(way, _needs(record if configured else None, reserve, way), _host(reserve.host_load_bytes))
+        )
     return found
 
 
-def _needs(record: Record, reserve: AdmissionReserve, way: Iterable[str]) -> tuple[Need, ...]:
+def _needs(record: Record | None, reserve: AdmissionReserve, way: Iterable[str]) -> tuple[Need, ...]:
     return tuple(
         Need(
             account=account,
@@ -93,9 +95,9 @@ def _host(nbytes: int) -> tuple[Need, ...]:
     return (Need(account=HOST, static=nbytes),) if nbytes else ()
 
 
-def _headroom(record: Record, rank: DeviceNeed) -> int:
+def _headroom(record: Record | None, rank: DeviceNeed) -> int:
     """The configuration's own figure wins over the adapter's estimate."""
-    wish = record.spec.runtime_headroom
+    wish = record.spec.runtime_headroom if record is not None else None
     return rank.headroom_bytes if wish is None else wish
 
 

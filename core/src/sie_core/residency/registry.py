@@ -25,6 +25,7 @@ from sie_core.residency.admission import Admission
 from sie_core.residency.failures import classify
 from sie_core.residency.lifecycle import Lifecycle
 from sie_core.residency.placement import places
+from sie_core.residency.reasons import UNLOAD_REQUESTED
 from sie_core.residency.record import Drain, HostTierStatus, Lease, ModelStatus, Record, RegistrySettings, Ticket
 from sie_core.residency.roster import HOST, Observer, Roster, consume, log
 from sie_core.residency.tier import HostTier
@@ -167,22 +168,22 @@ class Registry:
             return
         if record.state is _R.FAILED:
             record.failure = None
-            roster.set(record, _R.UNLOADED, "unload requested")
+            roster.set(record, _R.UNLOADED, UNLOAD_REQUESTED)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         record.unload_waiters.append(waiter)
         if record.state is _R.PARKED:
-            self._lifecycle.unload(record, "unload requested")
+            self._lifecycle.unload(record, UNLOAD_REQUESTED)
         elif record.state in (_R.PARKING, _R.WAKING):
-            record.retire = "unload requested"
+            record.retire = UNLOAD_REQUESTED
         elif record.state in (_R.QUEUED, _R.LOADING):
-            record.retire = "unload requested"
+            record.retire = UNLOAD_REQUESTED
             record.fail_tickets(ResourceExhausted(f"model {name!r} was unloaded on request", retry_after_s=1.0))
-            self._lifecycle.cancel(record, "unload requested")
+            self._lifecycle.cancel(record, UNLOAD_REQUESTED)
         elif record.state is _R.RESIDENT:
-            self._lifecycle.drains.begin(record, Drain("unload requested"))
+            self._lifecycle.drains.begin(record, Drain(UNLOAD_REQUESTED))
         elif record.state is _R.DRAINING:
-            record.retire = "unload requested"  # in case that the plan it drains for is called off
+            record.retire = UNLOAD_REQUESTED  # in case that the plan it drains for is called off
         if force and record.seat is not None and record.state is _R.DRAINING:
             record.seat.lose(ResourceExhausted(f"model {name!r} was unloaded by force", retry_after_s=1.0))
         await self._answer(record, waiter, wait_s)
@@ -460,7 +461,8 @@ class Registry:
                 self._lifecycle.cancel(record, "shutdown")
             elif record.state is _R.PARKED:
                 self._lifecycle.unload(record, "shutdown")
-            elif record.state is _R.RESIDENT:
+            elif record.state in (_R.RESIDENT, _R.DRAINING):
+                self._lifecycle.drains.end(record)  # whatever it was for
                 self._lifecycle.drains.begin(record, Drain("shutdown", force=True), within=within)
         while self._lifecycle.running or any(
             r.state in (_R.RESIDENT, _R.DRAINING, _R.PARKED) for r in roster.records.values()

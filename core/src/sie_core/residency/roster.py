@@ -222,11 +222,19 @@ class Roster:
                 self.ledger.end_transition(account)
                 self._movers[account] -= 1
 
-    def growths(self, model: str) -> list[str]:
-        """The purposes of the model's claims for bytes that it came to need after its load."""
-        return [
-            claim.purpose for claim in self.ledger.claims() if claim.owner == model and claim.purpose.startswith(GROWTH)
-        ]
+    def growths(self, model: str) -> dict[str, int]:
+        """By account, what was booked for the model by evicting others after its load."""
+        grown: dict[str, int] = {}
+        for claim in self.ledger.claims():
+            if claim.owner == model and claim.purpose.startswith(GROWTH):
+                grown[claim.account] = grown.get(claim.account, 0) + claim.promised
+        return grown
+
+    def release_growths(self, model: str) -> None:
+        """Strike those claims: they are part of what its next wake books."""
+        for claim in self.ledger.claims():
+            if claim.owner == model and claim.purpose.startswith(GROWTH):
+                self.ledger.release(model, purpose=claim.purpose)
 
     def permits_of(self, accounts: Iterable[str], pool: str | None) -> tuple[asyncio.Semaphore, ...]:
         """The run permits that engines of one pool share on each device, in the order in which to take them."""

@@ -130,7 +130,9 @@ class HostTier:
             return False
         if copy.droppable:
             return record.state in (Residency.RESIDENT, Residency.DRAINING)
-        return record.state is Residency.PARKED and not record.tickets and record.task is None and record.drain is None
+        if record.state is not Residency.PARKED or record.spec.pinned:
+            return False
+        return not record.tickets and record.task is None and record.drain is None
 
     def set_aside(self, model: str, nbytes: int) -> HostCopy | None:
         """Book ``nbytes`` for a model's copy; ``None``: not to be had. What lies idle in the arena is used first."""
@@ -152,12 +154,19 @@ class HostTier:
         self.roster.ledger.settle(model)
         return copy
 
-    def realise(self, model: str) -> None:
-        """The copy's bytes are really taken now."""
+    def realise(self, model: str, nbytes: int) -> bool:
+        """The copy is there and takes ``nbytes``. ``False``: more than was set aside, and than there is."""
         copy = self.copies.get(model)
-        if copy is not None:
-            self.roster.ledger.realise(model, HOST, copy.nbytes, purpose=_COPY)
-            self._book_arena()  # its block may have come from there
+        if copy is None:
+            return nbytes == 0
+        more = round_up(nbytes) - copy.nbytes if nbytes > copy.nbytes else 0
+        if more:
+            if self.used + more > self.budget or not self.roster.ledger.grow(model, HOST, more, purpose=_COPY):
+                return False
+            copy.nbytes += more
+        self.roster.ledger.realise(model, HOST, copy.nbytes, purpose=_COPY)
+        self._book_arena()  # its block may have come from there
+        return True
 
     def keep_backup(self, model: str, *, droppable: bool) -> None:
         """The model is awake and keeps its copy."""

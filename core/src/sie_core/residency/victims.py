@@ -49,7 +49,9 @@ class Victims:
                     yield name
         yield from busy
         for name, record in roster.records.items():
-            if record.state is Residency.PARKED and record.retained and not record.tickets and record.drain is None:
+            if record.state is not Residency.PARKED or not record.retained or record.spec.pinned:
+                continue
+            if not record.tickets and record.drain is None:
                 yield name
 
     def _may_go(self, record: Record, turn_at: float) -> bool:

@@ -213,7 +213,8 @@ class Service:
             if not asked.done():
                 asked.cancel()
         if not asked.done() or asked.cancelled():
-            raise translate(lease.lost.exception() or InferenceError("the engine gave up"), "the engine")
+            lost = lease.lost.exception() if lease.lost.done() and not lease.lost.cancelled() else None
+            raise translate(lost or InferenceError("the engine gave up"), "the engine")
         if (error := asked.exception()) is not None:
             raise translate(error, "the engine")
         outputs = asked.result()
