@@ -65,6 +65,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "not an encoder": (edit("config.json", model_type="encodec"), "another architecture"),
     "another architecture's weights": (edit("config.json", model_type="distilbert", dim=32), "another architecture"),
     "more layers than the checkpoint": (edit("config.json", num_hidden_layers=3), "lacks"),
+    "fewer layers than the checkpoint": (edit("config.json", num_hidden_layers=1), "leaves out layers"),
     "other sizes than the checkpoint": (edit("config.json", hidden_size=64), "don't fit"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
     "empty weights": (lambda folder: truncate(folder / "model.safetensors", 0), "truncated"),

@@ -60,6 +60,12 @@ class Tokeniser:
         backend = Tokenizer.from_str(wrapper.backend_tokenizer.to_str())
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         vocabulary = int(getattr(text_config, "vocab_size", 0) or backend.get_vocab_size())
+        if backend.get_vocab_size() < vocabulary // 2:
+            # transformers makes a tokenizer of special tokens alone where the vocabulary is missing.
+            raise ModelSourceInvalid(
+                f"{files.folder}: the tokenizer knows {backend.get_vocab_size()} words and the model {vocabulary}: "
+                "its files (tokenizer.json, vocab.txt) are missing or of another model"
+            )
         pad_id = wrapper.pad_token_id if wrapper.pad_token_id is not None else 0
         return cls(backend, limit=files.max_length, vocabulary=vocabulary, pad_id=pad_id)
 

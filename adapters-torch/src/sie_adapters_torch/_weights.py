@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -121,6 +122,9 @@ def _read(
     )
 
 
+_LAYER = re.compile(r"(^|\.)(layers?|h|blocks?)\.\d+\.")
+
+
 def _check_complete(files: ModelFiles, info: dict[str, Any]) -> None:
     missing = sorted(str(key) for key in info.get("missing_keys") or () if not _unused(str(key)))
     wrong = sorted(str(key) for key in info.get("mismatched_keys") or ())
@@ -129,6 +133,13 @@ def _check_complete(files: ModelFiles, info: dict[str, Any]) -> None:
         raise ModelSourceInvalid(
             f"{files.folder}: the checkpoint lacks {len(names)} of the weights that config.json calls for, "
             f"first {', '.join(names[:3])}; it is of another architecture, or incomplete"
+        )
+    # Heads and poolers may be left over; whole layers may not: the model would answer, and wrongly.
+    left_over = sorted(str(key) for key in info.get("unexpected_keys") or () if _LAYER.search(str(key)))
+    if left_over:
+        raise ModelSourceInvalid(
+            f"{files.folder}: config.json leaves out layers that the checkpoint has, first {', '.join(left_over[:3])}; "
+            "they do not belong together"
         )
 
 

@@ -87,7 +87,7 @@ BAD = [
     ("server: {drain_s: .nan}\n", ["1:10: server.drain_s: must be a finite number, and is nan"]),
     ("server: {drain_s: .inf}\n", ["1:10: server.drain_s: must be a finite number, and is inf"]),
     ("server: {drain_s: 1e999}\n", ["1:10: server.drain_s: must be a finite number, and is inf"]),
-    ("server: {drain_s: -1}\n", ["1:10: server.drain_s: must be at least 0 s, and is -1"]),
+    ("server: {drain_s: -1}\n", ["1:10: server.drain_s: must be from 0 to 86400, and is -1"]),
     ("server: {drain_s: ten}\n", ["1:10: server.drain_s: expected a number, found the text 'ten'"]),
     ("server: 7\n", ["1:1: server: expected a mapping (keys with values), found the number 7"]),
     (

@@ -208,7 +208,7 @@ def test_variables(variable: str, text: str, section: str, field: str, expected:
         ("SIE_PORT", "9" * 60, "expected a whole number"),
         ("SIE_DRAIN_S", "nan", "must be a finite number, and is nan"),
         ("SIE_DRAIN_S", "1e999", "must be a finite number, and is inf"),
-        ("SIE_DRAIN_S", "-1", "must be at least 0 s, and is -1"),
+        ("SIE_DRAIN_S", "-1", "must be from 0 to 86400, and is -1"),
         ("SIE_HOST_CACHE_BYTES", "8 gigs", "'gigs' in '8 gigs' is not a unit of size"),
         ("SIE_HOST_CACHE_BYTES", " ", "the size is empty"),
         ("SIE_EMULATE_DEVICE", "0", "must be at least 1 byte"),

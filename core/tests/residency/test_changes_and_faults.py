@@ -7,7 +7,7 @@ import asyncio
 import attrs
 import pytest
 from sie_core import ConfigError, EngineDied, ModelLoadFailed, ModelNotFound, Residency, ResourceExhausted, ShuttingDown
-from sie_core.residency import RegistrySettings
+from sie_core.residency import RegistrySettings, Worker
 from sie_testing import FaultPoints
 from sie_testing.house import MIB, close, fake, house, play
 
@@ -129,6 +129,18 @@ def test_a_load_that_hangs_is_quarantined_until_it_returns(seed: int) -> None:
         await close(built)
 
     play(scene, seed=seed)
+
+
+@pytest.mark.parametrize("error", [GeneratorExit(), asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt()])
+async def test_a_load_that_raises_what_is_no_exception_fails_once_and_cools_down(error: BaseException) -> None:
+    FaultPoints.reset_all()
+    built = house(fake("a"), make_worker=Worker)  # a real thread: what crosses from it is the point
+    FaultPoints.of("a").fail("load", error)
+    with pytest.raises(ModelLoadFailed):
+        await built.registry.acquire("a", wait_s=5)
+    assert FaultPoints.of("a").hits("load") == 1
+    assert built.state("a") is Residency.FAILED
+    await close(built)
 
 
 def test_a_close_that_fails_still_gives_the_claims_back() -> None:

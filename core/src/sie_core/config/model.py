@@ -64,7 +64,7 @@ class ServerConfig:
     max_item_bytes: ByteSize = option(2 * _MIB, help="Largest text of one item.", check=at_least(1, " byte"))
     max_items: int = option(2048, help="Most items in a request.", check=at_least(1))
     drain_s: float = option(
-        30.0, help="Seconds that running requests have to finish when the server stops.", check=at_least(0, " s")
+        30.0, help="Seconds that running requests have to finish when the server stops.", check=between(0, 86_400)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from sie_core.errors import DeadlineExceeded, ResourceExhausted
+from sie_core.errors import DeadlineExceeded, ResourceExhausted, ShuttingDown
 from sie_core.residency.record import Drain, Record, Seat
 from sie_core.types import Residency
 
@@ -66,7 +66,9 @@ class Drains:
             record.exempt_until = self._life.roster.now() + self._life.roster.settings.drain_exempt_s
             self._life.admission.refused(record, drain.plan, reason)
         elif drain.force and record.seat is not None:
-            record.seat.lose(ResourceExhausted(f"model {record.name!r} was unloaded: {drain.reason}"))
+            unloaded = f"model {record.name!r} was unloaded: {drain.reason}"
+            closing = self._life.roster.closing
+            record.seat.lose(ShuttingDown(unloaded) if closing else ResourceExhausted(unloaded))
             self._life.unload(record, drain.reason)
         else:
             self.call_off(record, reason)

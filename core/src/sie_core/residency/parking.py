@@ -316,14 +316,13 @@ class Parking:
         timeout = roster.settings.offload_timeout_s
         at_least, cause = 0, None
         reserve = record.reserve  # a change of the configuration clears it
-        assert reserve is not None
         for attempt in range(roster.settings.load_retries + 1):
-            if life.unwanted(record, epoch):
-                raise TransitionError("no longer wanted")
+            if life.unwanted(record, epoch) or reserve is None:
+                raise TransitionCancelled("no longer wanted")
             placed = await life.admission.admit(record, reserve, wake=True, at_least=at_least, cause=cause)
             record.admitted_at = roster.now()
             if life.unwanted(record, epoch) or seat.dead is not None:
-                raise TransitionError("no longer wanted" if seat.dead is None else seat.dead)
+                raise TransitionCancelled(seat.dead or "no longer wanted")
             record.ctx = ctx = life.context(record, timeout)
             ctx.grant = placed.grant
             try:

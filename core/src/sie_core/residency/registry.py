@@ -469,8 +469,8 @@ class Registry:
         ):
             left = until - loop.time()
             if left <= 0:
-                held = [name for name, record in roster.records.items() if record.seat is not None]
-                log.error("shutdown: %s still hold an engine", ", ".join(held) or "nobody")
+                held = [name for name, record in roster.records.items() if record.seat or record.task]
+                log.error("shutdown: out of time for %s", ", ".join(held))
                 break
             await self._lifecycle.wait_tasks(min(left, 0.05))
             await asyncio.sleep(0.005)

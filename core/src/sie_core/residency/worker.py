@@ -91,8 +91,9 @@ def _resolve(future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:
         return
     if not failed:
         future.set_result(outcome)
-    elif isinstance(outcome, StopIteration | KeyboardInterrupt | SystemExit):
-        # A future refuses StopIteration, and the others would tear the event loop down from a plugin's thread.
+    elif isinstance(outcome, StopIteration) or not isinstance(outcome, Exception):
+        # A future refuses StopIteration; what is no Exception (SystemExit, CancelledError, GeneratorExit) would tear
+        # down the event loop, or pass for the cancelling of the transition that waits.
         future.set_exception(RuntimeError(f"the call raised {outcome!r}"))
     else:
         future.set_exception(outcome)

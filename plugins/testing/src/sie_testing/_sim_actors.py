@@ -179,8 +179,9 @@ class Actors:
     async def _grow(self, name: str) -> None:
         """An engine asks for more."""
         record = self._world.records.get(name)
-        if record is not None and record.devices:
-            self._world.registry._lifecycle.grow(record, self._order.choice(record.devices), 2 * KIB)
+        if record is not None and record.devices and record.seat is not None:
+            device = self._order.choice(record.devices)
+            self._world.registry._lifecycle.grow(record, record.seat.worker, device, 2 * KIB)
 
     # --- faults and others -------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import attrs
 from sie_core import ModelSpec, Residency
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
-from sie_core.residency import Registry, RegistrySettings
+from sie_core.residency import EngineWorker, Registry, RegistrySettings
 
 from sie_testing import FakeOptions, FaultPoints, VirtualClockLoop, VirtualWorker
 
@@ -90,6 +90,7 @@ def house(
     host: int = 64 * 1024 * MIB,
     plugins: Plugins | None = None,
     host_available: Callable[[], int] | None = None,
+    make_worker: Callable[[str], EngineWorker] = VirtualWorker,
 ) -> House:
     """Build one. Call it with a running loop."""
     ledger = Ledger()
@@ -103,7 +104,7 @@ def house(
         ledger,
         [*pretend.values()],
         settings,
-        make_worker=VirtualWorker,
+        make_worker=make_worker,
         host_available=host_available,
     )
     registry.apply(specs)
