@@ -53,7 +53,9 @@ class Bench:
             self._servers[name] = self.stack.enter_context(starts[name]())
             model = "fake" if name == "sie-fake" else "minilm"
             self._servers[name].warm(model)
-            drive(self._servers[name], clients=4, seconds=3, model=model)  # what is made on first use is made now
+            for clients, texts in ((1, 1), (32, 1), (4, 32)) if model == "minilm" else ((32, 1),):
+                # What is made or compiled on first use, for each kind of load, is made now.
+                drive(self._servers[name], clients=clients, seconds=5, texts_per_request=texts, model=model)
         return self._servers[name]
 
     def raw(self) -> RawProcess:
