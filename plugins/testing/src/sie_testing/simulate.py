@@ -92,6 +92,8 @@ def main(argv: list[str] | None = None) -> int:
         for failure in share.failures:
             failed += 1
             print(failure, flush=True)
+        if done // 1000 > (done - share.runs) // 1000:
+            print(f"{done:,} of {len(seeds):,} runs, {failed} failed", file=sys.stderr, flush=True)
         if failed and not options.keep_going:
             break
     seconds = time.monotonic() - began
