@@ -49,7 +49,7 @@ class Tokeniser:
             wrapper: Any = AutoTokenizer.from_pretrained(
                 str(files.folder), local_files_only=True, trust_remote_code=options.trust_remote_code, use_fast=True
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        except Exception as error:  # the tokenizers library raises that very class for a file it can't read
             text = str(error).strip().splitlines()
             raise ModelSourceInvalid(
                 f"{files.folder}: the tokenizer can't be loaded: {type(error).__name__}: {text[0] if text else ''}"

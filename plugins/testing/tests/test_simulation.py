@@ -77,7 +77,6 @@ def test_it_notices_a_lost_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_notices_bytes_that_are_not_in_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(park: Parking, record: Any, *_: Any) -> None:
-        park.tier.realise(record.name)
         record.retained = dict.fromkeys(record.devices, 0)
         park._life.roster.ledger.retain(record.name, record.retained)
 
