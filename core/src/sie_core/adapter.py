@@ -312,13 +312,25 @@ class StreamEngine(Engine):
 
 @runtime_checkable
 class LoraEngine(Protocol):
-    """Optional: an engine that takes LoRA adapters at run time. Blocking, on the engine's thread."""
+    """Optional: an engine that takes LoRA adapters at run time. Blocking, on the engine's thread, between runs.
+
+    A request names its adapter in ``params.lora``, which the core has loaded by then and keeps until the request ends.
+    The adapters of an engine are parked and woken with it.
+    """
+
+    max_loras: int
+    """Adapters that may be loaded at a time; beyond that the least recently used one goes. 0: none at all."""
 
     def lora_reserve(self, name: str, source: str) -> DeviceNeed:
-        """Bytes that the adapter will take."""
+        """Bytes that the adapter will take on each of the engine's devices. Raises LoadError."""
 
     def lora_load(self, name: str, source: str, ctx: TransitionContext) -> None:
-        """Load it under ``name``."""
+        """Load it under ``name``. Whatever it raises, nothing of the adapter is left behind.
+
+        Raises:
+            LoadError: it can't be loaded, or does not fit the model.
+            DeviceOutOfMemory, HostOutOfMemory.
+        """
 
     def lora_unload(self, name: str, ctx: TransitionContext) -> None:
-        """Forget it."""
+        """Forget it. Idempotent."""

@@ -135,13 +135,14 @@ class Item:
 
 @frozen
 class EncodeParams:
-    """How to encode. ``truncate=None`` leaves it to the model's configuration."""
+    """How to encode. ``truncate=None`` leaves it to the model's configuration; ``lora`` names a LoRA adapter to apply."""
 
     output_types: tuple[str, ...] = ("dense",)
     instruction: str | None = None
     is_query: bool = False
     dimensions: int | None = None
     truncate: bool | None = None
+    lora: str | None = None
     options: Mapping[str, Any] = field(factory=dict)
 
 
