@@ -27,7 +27,7 @@ _ROOMS = {
         "Unsupported WakeCheckFailed"
     ),
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
-    "sie_core.sources": "locate",
+    "sie_core.sources": "locate parse_source",
     "sie_core.types": (
         "BatchRequest Capabilities Decision EncodeOutput EncodeParams Item ModelSpec Residency ResidencyChanged "
         "Source SparseVector Task WakeCheck"

@@ -135,7 +135,7 @@ class Item:
 
 @frozen
 class EncodeParams:
-    """How to encode. ``truncate=None`` leaves it to the model's configuration; ``lora`` names a LoRA adapter to apply."""
+    """How to encode. ``truncate=None`` leaves it to the model's configuration; ``lora`` names a LoRA adapter."""
 
     output_types: tuple[str, ...] = ("dense",)
     instruction: str | None = None

@@ -49,6 +49,7 @@ MODELS: dict[str, FakeOptions] = {
     "wide": FakeOptions(dims=384),
     "any": FakeOptions(outputs=("dense", "sparse", "multivector")),
     "nan": FakeOptions(non_finite=("bad",)),
+    "adaptable": FakeOptions(max_loras=2),
     "gone": FakeOptions(fail_load="ModelSourceNotFound"),
     "flaky": FakeOptions(fail_load="EngineStartError"),
     "huge": FakeOptions(weights_bytes=1024 * MIB),

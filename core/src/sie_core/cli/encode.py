@@ -45,6 +45,7 @@ def encode(
     instruction: Annotated[
         str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
     ] = None,
+    lora: Annotated[str | None, Parameter(metavar="NAME", help="A LoRA adapter of the model to apply.")] = None,
     truncate: Annotated[
         bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
     ] = False,
@@ -70,6 +71,8 @@ def encode(
     params: dict[str, Any] = {"options": options}
     if instruction is not None:
         params["instruction"] = instruction
+    if lora is not None:
+        params["lora"] = lora
     path = model_path("/v1/encode", model)
     with Client(remote) as client:
         for chunk in _chunks(texts or _lines()):
@@ -89,7 +92,7 @@ def _answer(client: Client, path: str, body: dict[str, Any], timeout_s: float) -
             return client.post(path, body, timeout_s=max(deadline - time.monotonic(), 1.0))
         except CommandError as error:
             again_s = min(float(error.details.get("retry_after_s", 1)), _AGAIN_S)
-            if error.code != "MODEL_LOADING" or time.monotonic() + again_s >= deadline:
+            if error.code not in ("MODEL_LOADING", "LORA_LOADING") or time.monotonic() + again_s >= deadline:
                 raise
             if error.message != told:
                 told = error.message

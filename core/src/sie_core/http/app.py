@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from time import perf_counter
@@ -33,6 +35,8 @@ WATCH_AFTER_S: Final = 0.05
 """Answers that take longer are watched, in case that the client leaves."""
 CLIENT_GONE: Final = 499
 """Stands for the status in metrics where nobody was left to answer."""
+LAST_ANSWER_S: Final = 2.0
+"""A client whose WebSocket was refused has so long to take the answer."""
 _OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions", "/v1/rerank", "/rerank", "/v2/")
 _NATIVE_PATHS = ("/v1/encode/", "/v1/score/", "/v1/extract/", "/v1/generate/", "/v1/status", "/v1/admin", "/ws/")
 
@@ -73,6 +77,8 @@ def _routes(site: Site) -> list[BaseRoute]:
         WebSocketRoute("/ws/status", status.StatusFeed(site)),
         route("GET", "/v1/admin/decisions", admin.decisions),
         route("GET", "/v1/admin/models/{model:path}/explain", admin.explain),
+        route("POST", "/v1/admin/models/{model:path}/loras/{lora:path}", admin.load_lora),
+        route("DELETE", "/v1/admin/models/{model:path}/loras/{lora:path}", admin.unload_lora),
         *(route("POST", f"/v1/admin/models/{{model:path}}/{name}", act) for name, act in admin.ACTIONS.items()),
         route("GET", "/healthz", ops.healthz),
         route("GET", "/readyz", ops.readyz),
@@ -174,6 +180,12 @@ async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) 
         }
     )
     await send({"type": "websocket.http.response.body", "body": reply.body})
+    # uvicorn logs an error for an application that ends without a handshake, unless that finds the client gone.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_ANSWER_S):
+            for _ in ("told that it is over", "told that the connection is closed"):
+                await receive()
+            await send({"type": "websocket.close", "code": 1008})
 
 
 def dialect_of(path: str) -> Dialect:

@@ -19,11 +19,21 @@ __all__ = ["DTYPES", "OUTPUT_TYPES", "EmbeddingsRequest", "EncodeRequest", "pars
 OUTPUT_TYPES: Final = ("dense", "sparse", "multivector")
 DTYPES: Final = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 ENCODINGS: Final = ("float", "base64")
-_PARAMS: Final = ("output_types", "output_dtype", "instruction", "is_query", "dimensions", "truncate", "options")
+_PARAMS: Final = (
+    "output_types",
+    "output_dtype",
+    "instruction",
+    "is_query",
+    "dimensions",
+    "truncate",
+    "lora",
+    "options",
+)
 _OTHER_INPUTS: Final = ("audio", "video", "document", "multivector")
 _PLAIN: Final = EncodeParams()
 _ID_BYTES: Final = 4
 _SHOWN: Final = 80
+_MAX_NAME: Final = 256
 _MAX_ID: Final = 2**31
 """Token ids are int32 for every engine; whether the vocabulary has them is the model's to say."""
 
@@ -67,14 +77,16 @@ def _native_params(items: tuple[Item, ...], params: Mapping[Any, Any]) -> Encode
     for name in params:
         if name not in _PARAMS:
             _unknown(name, _PARAMS, "params")
-    options = dict(_mapping(params.get("options") or {}, "params.options"))
+    inner = params.get("options")
+    options = {} if inner is None else dict(_mapping(inner, "params.options"))
 
     def option(name: str) -> Any:
         """Clients put these beside ``options`` or into it."""
         inner = options.pop(name, None)
         return inner if params.get(name) is None else params[name]
 
-    dtype = params.get("output_dtype") or "float32"
+    asked = params.get("output_dtype")
+    dtype = "float32" if asked is None else asked
     if dtype not in DTYPES:
         raise Unsupported(
             f"output_dtype must be one of {', '.join(DTYPES)}, not {_shown(dtype)}",
@@ -89,6 +101,7 @@ def _native_params(items: tuple[Item, ...], params: Mapping[Any, Any]) -> Encode
             is_query=bool(_optional(option("is_query"), bool, "is_query", "true or false")),
             dimensions=_dimensions(option("dimensions")),
             truncate=_optional(option("truncate"), bool, "truncate", "true or false"),
+            lora=_lora(option("lora")),
             options=options,
         ),
         dtype,
@@ -120,7 +133,7 @@ def _native_item(index: int, value: Any, limits: Limits) -> Item:
             raise InvalidInput(f"{name!r} is no input of this server", index=index, param="items")
     text = value.get("text")
     images = value.get("images")
-    if images:
+    if images is not None and images != []:
         return Item(
             text=None if text is None else _text(text, index, limits, "items"),
             id=identity,
@@ -170,8 +183,9 @@ def parse_embeddings(body: Mapping[Any, Any], limits: Limits) -> EmbeddingsReque
         )
     dimensions = _dimensions(body.get("dimensions"))
     truncate = _optional(body.get("truncate"), bool, "truncate", "true or false")
-    plain = dimensions is None and truncate is None
-    params = _PLAIN if plain else EncodeParams(dimensions=dimensions, truncate=truncate)
+    lora = _lora(body.get("lora"))
+    plain = dimensions is None and truncate is None and lora is None
+    params = _PLAIN if plain else EncodeParams(dimensions=dimensions, truncate=truncate, lora=lora)
     return EmbeddingsRequest(model, _openai_items(body.get("input"), limits), params, encoding == "base64")
 
 
@@ -239,6 +253,12 @@ def _dimensions(value: Any) -> int | None:
         return None
     if type(value) is not int or not 1 <= value < _MAX_ID:
         raise InvalidInput("'dimensions' must be a whole number, 1 or more", param="dimensions")
+    return value
+
+
+def _lora(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value or len(value) > _MAX_NAME):
+        raise InvalidInput(f"'lora' must be the name of a LoRA adapter, not {_shown(value)}", param="lora")
     return value
 
 

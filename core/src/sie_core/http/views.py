@@ -11,7 +11,7 @@ from sie_core.types import Decision, Residency
 if TYPE_CHECKING:
     from sie_core.http.endpoint import Site
     from sie_core.memory.ledger import AccountState
-    from sie_core.residency import ModelStatus
+    from sie_core.residency import LoadFailure, LoraStatus, ModelStatus
     from sie_core.serving import Explanation, ServerStatus
 
 __all__ = ["STATES", "decision", "explanation", "model_card", "model_status", "openai_card", "server_status"]
@@ -75,6 +75,18 @@ def model_status(status: ModelStatus) -> dict[str, Any]:
         "park_s": status.park_s,
         "wake_s": status.wake_s,
         "progress": None if progress is None else {"fraction": progress[0], "note": progress[1]},
+        "loras": [_lora(lora) for lora in status.loras],
+    }
+
+
+def _lora(lora: LoraStatus) -> dict[str, Any]:
+    return {
+        "name": lora.name,
+        "source": lora.source,
+        "loaded": lora.loaded,
+        "device_bytes": lora.device_bytes if lora.loaded else 0,
+        "in_use": lora.in_use,
+        "last_error": _failure(lora.failure),
     }
 
 
@@ -131,7 +143,10 @@ def decision(one: Decision) -> dict[str, Any]:
 
 
 def _last_error(status: ModelStatus) -> dict[str, Any] | None:
-    failure = status.failure
+    return _failure(status.failure)
+
+
+def _failure(failure: LoadFailure | None) -> dict[str, Any] | None:
     if failure is None:
         return None
     return {

@@ -134,6 +134,18 @@ class Ledger(Reading):
         self._refresh(claim)
         return True
 
+    def shrink(self, owner: str, account: str, nbytes: int, *, purpose: str = "engine") -> None:
+        """Take back a part of a claim's promise: the engine needs it no more. What it holds stays charged."""
+        claim = self._claim(owner, account, purpose)
+        if nbytes < 0:
+            raise LedgerError("a promise can't shrink by a negative number of bytes")
+        if claim.retained is not None:
+            raise LedgerError(f"{owner!r} is parked: its promise rests")
+        claim.static -= min(nbytes, claim.static)
+        self._refresh(claim)
+        self._balance(owner)
+        self._trim(owner)
+
     def realise(self, owner: str, account: str, nbytes: int | None, purpose: str = "engine") -> None:
         """Note what the claim really holds; ``None``: nobody can tell."""
         claim = self._claim(owner, account, purpose)
@@ -193,23 +205,6 @@ class Ledger(Reading):
                 self._forgive(lien, owner)
         self._balance()
 
-    def unretain(self, owner: str) -> None:
-        """The park was called off: charge the promise again, out of what is available. (``book`` books a wake.)"""
-        claims = [claim for claim in self._owner(owner).claims.values() if claim.retained is not None]
-        needs = [
-            Need(c.account.name, c.static, c.context, c.headroom, c.pool.key if c.pool is not None else None)
-            for c in claims
-        ]
-        missing = self.shortfall(needs, owner=owner)
-        if missing:
-            raise LedgerError(f"{owner!r} can't have its promise back: {bytes_by_account(missing)} missing")
-        for claim in claims:
-            claim.retained = None
-            self._refresh(claim)
-            if claim.pool is not None:
-                claim.pool.attach(claim)
-                self._refresh_pool(claim.pool)
-
     def release(self, owner: str, *, purpose: str | None = None) -> dict[str, int]:
         """Strike the owner's claims (of one purpose). Returns by account the charge that went.
 
@@ -233,25 +228,6 @@ class Ledger(Reading):
             del self._owners[owner]
             self._balance()
         return went
-
-    # --- liens -------------------------------------------------------------------------------------
-
-    def drop_victim(self, owner: str, victim: str) -> dict[str, int]:
-        """The victim refused: it owes the owner nothing. Returns ``unbacked(owner)``."""
-        for lien in list(self._owner(owner).liens):
-            if victim in lien.owed:
-                self._forgive(lien, victim)
-        self._balance()
-        return self.unbacked(owner)
-
-    def add_victims(self, owner: str, victims: Sequence[str]) -> dict[str, int]:
-        """Let more victims owe what nobody owes of the owner's lien. Returns what is still ``unbacked``."""
-        if owner in victims:
-            raise LedgerError(f"{owner!r} can't be its own victim")
-        for lien in [lien for lien in self._owner(owner).liens if lien.unbacked]:
-            self._allocate(lien, dict.fromkeys(victims))
-        self._balance()
-        return self.unbacked(owner)
 
     def check(self) -> None:
         """Every invariant, from scratch. Raises LedgerError naming the first that does not hold."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from sie_core.adapter import Engine, TransitionContext
+from sie_core.adapter import Engine, MemoryReport, TransitionContext
 from sie_core.errors import (
     EngineDied,
     HookTimeout,
@@ -28,6 +28,7 @@ from sie_core.residency.admission import Admission
 from sie_core.residency.drains import Drains
 from sie_core.residency.idle import IdleTimers
 from sie_core.residency.loading import Loading
+from sie_core.residency.loras import Loras
 from sie_core.residency.parking import Parking
 from sie_core.residency.reasons import UNLOAD_REQUESTED
 from sie_core.residency.record import Drain, Lease, Record, Seat
@@ -54,6 +55,7 @@ class Lifecycle:
         self.idle = IdleTimers(self)
         self.loading = Loading(self)
         self.parking = Parking(self, tier)
+        self.loras = Loras(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._growths = 0
         admission.drain = self.drains.begin
@@ -165,6 +167,12 @@ class Lifecycle:
         if copy is not None:
             ctx.host_buffer = copy.buffer
         return ctx
+
+    async def report(self, seat: Seat) -> dict[str, int]:
+        """What an engine itself says that it holds, by account, where it can tell."""
+        timeout = self.roster.settings.close_timeout_s
+        report: MemoryReport = await seat.worker.call(seat.engine.memory, hook="memory", timeout=timeout)
+        return {account: held for account, held in report.devices.items() if held is not None}
 
     async def close_engine(self, record: Record, seat: Seat) -> None:
         """Close it; what it raises is logged, the devices are measured afterwards. Raises HookTimeout."""

@@ -127,13 +127,7 @@ class Parking:
         record.booked = tuple(
             attrs.evolve(need, static=need.static + grown.get(need.account, 0)) for need in record.booked
         )
-        record.resident_bytes.update(await self._report(record, seat))
-
-    async def _report(self, record: Record, seat: Seat) -> dict[str, int]:
-        """What the engine itself says that it holds, where it can tell."""
-        timeout = self._life.roster.settings.close_timeout_s
-        report: MemoryReport = await seat.worker.call(seat.engine.memory, hook="memory", timeout=timeout)
-        return {account: held for account, held in report.devices.items() if held is not None}
+        record.resident_bytes.update(await self._life.report(seat))
 
     async def _make_room(self, record: Record, seat: Seat) -> None:
         """See to it that the host bytes are booked. Raises ResourceExhausted: then the model unloads."""
@@ -309,6 +303,7 @@ class Parking:
         record.task = None
         record.resident_at = record.last_used = roster.now()
         roster.set(record, _R.RESIDENT, "woken")
+        life.loras.sweep(record)
         life.settle(record, epoch)
 
     async def _admit_and_restore(self, record: Record, seat: Seat, epoch: int) -> HostResidue:
@@ -342,7 +337,7 @@ class Parking:
                 raise TransitionError(f"restore_from_host returned {type(answer).__name__}, no HostResidue")
             if seat.dead is not None:
                 raise TransitionError(f"the engine died: {seat.dead}")
-            record.resident_bytes.update(await self._report(record, seat))
+            record.resident_bytes.update(await self._life.report(seat))
             return answer
         raise AssertionError("the loop returns or raises")
 

@@ -17,7 +17,18 @@ from sie_core.residency.failures import LoadFailure
 from sie_core.residency.worker import EngineWorker
 from sie_core.types import Capabilities, ModelSpec, Residency
 
-__all__ = ["Drain", "HostTierStatus", "Lease", "ModelStatus", "Record", "RegistrySettings", "Seat", "Ticket"]
+__all__ = [
+    "Drain",
+    "HostTierStatus",
+    "Lease",
+    "Lora",
+    "LoraStatus",
+    "ModelStatus",
+    "Record",
+    "RegistrySettings",
+    "Seat",
+    "Ticket",
+]
 
 
 @frozen
@@ -57,6 +68,18 @@ class HostTierStatus:
 
 
 @frozen
+class LoraStatus:
+    """One LoRA adapter of a model. ``device_bytes``: what it takes while it is loaded."""
+
+    name: str
+    source: str
+    loaded: bool
+    device_bytes: int
+    in_use: int
+    failure: LoadFailure | None
+
+
+@frozen
 class ModelStatus:
     """One model as status and model listings show it."""
 
@@ -78,6 +101,7 @@ class ModelStatus:
     wake_s: float | None
     progress: tuple[float, str] | None
     spec: ModelSpec
+    loras: tuple[LoraStatus, ...] = ()
 
 
 class Ticket:
@@ -118,6 +142,8 @@ class Seat:
     baseline: bytes | None = None
     """The first answer to the fixed input, for the wake check."""
     wakes: int = 0
+    lora_turn: asyncio.Lock = field(factory=asyncio.Lock)
+    """LoRA adapters are loaded and unloaded one at a time."""
 
     def lose(self, error: SieError) -> None:
         """Tell everybody who holds a lease that the engine is gone."""
@@ -217,6 +243,29 @@ class Drain:
 
 
 @define(eq=False)
+class Lora:
+    """A LoRA adapter that requests may name. Sizes in bytes, by account of the device."""
+
+    name: str
+    source: str | None = None
+    """``None``: it is on its way out, and no request may name it."""
+    configured: bool = False
+    """Named in the configuration; else loaded by hand."""
+    seat: Seat | None = None
+    """The engine that has it."""
+    loaded_from: str | None = None
+    purpose: str | None = None
+    """Of the claim for its bytes, until a park makes them part of what the engine's wake books."""
+    booked: dict[str, int] = field(factory=dict)
+    nbytes: int = 0
+    uses: int = 0
+    """Requests that use it now."""
+    failure: LoadFailure | None = None
+    attempts: int = 0
+    load_s: float | None = None
+
+
+@define(eq=False)
 class Record:
     """Everything about one model. Only the registry's own rooms change it, on the event loop."""
 
@@ -258,6 +307,10 @@ class Record:
     park_s: float | None = None
     wake_s: float | None = None
     idle_timer: asyncio.TimerHandle | None = None
+    loras: dict[str, Lora] = field(factory=dict)
+    """By name, the least recently used first."""
+    lora_waiters: list[asyncio.Future[None]] = field(factory=list)
+    """Told when an adapter is not in use any more."""
 
     @property
     def name(self) -> str:
@@ -276,6 +329,17 @@ class Record:
     def oldest_ticket(self) -> float | None:
         """Arrival time of the longest waiting ticket."""
         return next(iter(self.tickets)).at if self.tickets else None
+
+    def lora_statuses(self) -> tuple[LoraStatus, ...]:
+        """Its LoRA adapters, the least recently used first."""
+        return tuple(
+            LoraStatus(lora.name, lora.source, self._has(lora), lora.nbytes, lora.uses, lora.failure)
+            for lora in self.loras.values()
+            if lora.source is not None
+        )
+
+    def _has(self, lora: Lora) -> bool:
+        return self.seat is not None and lora.seat is self.seat
 
     def fail_tickets(self, error: SieError) -> None:
         tickets, self.tickets = self.tickets, {}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sie_core.adapter import AdmissionReserve, Device, DeviceNeed
 from sie_core.errors import (
-    ConfigError,
-    ConfigProblem,
     DeadlineExceeded,
-    MissingAdapter,
+    EngineDied,
     ModelLoading,
     ModelNotFound,
     ResourceExhausted,
@@ -22,9 +20,10 @@ from sie_core.errors import (
 )
 from sie_core.memory.ledger import AccountState, Ledger
 from sie_core.residency.admission import Admission
-from sie_core.residency.failures import classify
+from sie_core.residency.changes import Changes
 from sie_core.residency.lifecycle import Lifecycle
-from sie_core.residency.placement import places
+from sie_core.residency.loras import LoraHold
+from sie_core.residency.pins import Pins
 from sie_core.residency.reasons import UNLOAD_REQUESTED
 from sie_core.residency.record import Drain, HostTierStatus, Lease, ModelStatus, Record, RegistrySettings, Ticket
 from sie_core.residency.roster import HOST, Observer, Roster, consume, log
@@ -62,8 +61,8 @@ class Registry:
         self._tier = HostTier(self._roster, self._roster.settings.host_cache_bytes)
         self._lifecycle = Lifecycle(self._roster, self._admission, self._tier, make_worker)
         self._watch = Watch(self._roster, self._admission, self._lifecycle, host_available, host_pressure)
-        self._make_worker = make_worker
-        self._started = False
+        self._changes = Changes(self._roster, self._lifecycle)
+        self._pins = Pins(self._roster, self._lifecycle, self.load, make_worker)
 
     # --- leases ------------------------------------------------------------------------------------
 
@@ -275,54 +274,46 @@ class Registry:
         A change that matters to the engine raises the model's epoch: a load in flight is called off and its waiters go
         on with the new configuration; a resident engine drains and unloads.
         """
-        wanted = {spec.name: spec for spec in specs}
-        for name, known in list(self._roster.records.items()):
-            if name not in wanted:
-                self._retire(known, "removed from the configuration", removed=True)
-        for name, spec in wanted.items():
-            record = self._roster.records.get(name)
-            if record is None:
-                self._roster.records[name] = record = Record(spec=spec, epoch=self._roster.next_epoch())
-                self._check_adapter(record)
-            elif record.removed or record.spec.engine_key() != spec.engine_key():
-                record.removed = False
-                record.spec = spec
-                record.epoch = self._roster.next_epoch()
-                record.failure, record.attempts = None, 0
-                record.reserve = record.capabilities = None
-                self._retire(record, "configuration changed")
-                self._check_adapter(record)
-            else:
-                record.spec = spec
-                if record.seat is not None:
-                    record.seat.model = spec
-                self._lifecycle.idle.arm(record)
-        self._load_pinned()
+        self._changes.apply(specs)
+        self._pins.load()
         self._admission.request_pump()
 
-    def _check_adapter(self, record: Record) -> None:
-        """A model whose adapter is missing fails at once: no request has to find out."""
-        adapters = self._roster.plugins.adapters
-        if record.spec.adapter not in adapters and record.state is _R.UNLOADED:
-            error = MissingAdapter(record.spec.adapter, found=sorted(adapters))
-            record.failure = classify(error, attempts=1, now=0.0)
-            self._roster.set(record, _R.QUEUED, "configured")
-            self._roster.set(record, _R.FAILED, "its adapter is missing")
+    # --- LoRA adapters -----------------------------------------------------------------------------
 
-    def _retire(self, record: Record, reason: str, *, removed: bool = False) -> None:
-        record.removed = removed
-        if record.state in (_R.UNLOADED, _R.FAILED):
-            if record.state is _R.FAILED:
-                self._roster.set(record, _R.UNLOADED, reason)
-            self._lifecycle.settle(record)
-            return
-        record.retire = reason
-        if record.state is _R.PARKED:
-            self._lifecycle.unload(record, reason)
-        elif record.state is _R.RESIDENT:
-            self._lifecycle.drains.begin(record, Drain(reason, force=True))
-        elif record.state in (_R.QUEUED, _R.LOADING, _R.WAKING):
-            self._lifecycle.cancel(record, reason)
+    async def hold_lora(self, lease: Lease, name: str, *, wait_s: float | None = None) -> LoraHold:
+        """See to it that a leased engine has a LoRA adapter and keeps it until the hold is released.
+
+        The wait is bounded by ``wait_s`` and the configured inline wait.
+
+        Raises:
+            Unsupported: the model has no adapter of that name, or takes none at all.
+            LoraLoading: it is not there yet, with the time after which to try again.
+            ModelLoadFailed, ResourceExhausted, EngineDied.
+        """
+        record, limit = self._find(lease.model.name), self._roster.settings.load_wait_s
+        if record.seat is None or record.seat.engine is not lease.engine:
+            raise EngineDied(f"the engine of model {record.name!r} is gone")
+        return await self._lifecycle.loras.hold(record, record.seat, name, limit if wait_s is None else wait_s)
+
+    async def load_lora(self, model: str, name: str, source: str | None, *, wait_s: float | None = None) -> None:
+        """Let requests name a LoRA adapter, and load it now, with its model if need be. Raises as ``hold_lora``.
+
+        ``source=None``: one that is configured or was loaded before.
+        """
+        until = None if wait_s is None else self._roster.now() + wait_s
+        self._lifecycle.loras.add(self._find(model), name, source)
+        with await self.acquire(model, wait_s=wait_s) as lease:
+            left = None if until is None else max(0.0, until - self._roster.now())
+            (await self.hold_lora(lease, name, wait_s=left)).release()
+
+    async def unload_lora(self, model: str, name: str, *, wait_s: float | None = None) -> None:
+        """Unload a LoRA adapter once no request uses it; one that is configured may be named again.
+
+        Raises:
+            Unsupported: there is none of that name.
+            DeadlineExceeded: requests still used it after ``wait_s`` seconds.
+        """
+        await self._lifecycle.loras.remove(self._find(model), name, wait_s)
 
     # --- status ------------------------------------------------------------------------------------
 
@@ -356,6 +347,7 @@ class Registry:
             wake_s=record.wake_s,
             progress=record.progress,
             spec=record.spec,
+            loras=record.lora_statuses() if record.loras else (),
         )
 
     def statuses(self) -> list[ModelStatus]:
@@ -399,50 +391,7 @@ class Registry:
             ConfigError: the pinned models do not fit together.
         """
         self._watch.start()
-        self._started = True
-        pinned = [record for record in self._roster.records.values() if record.spec.pinned]
-        await self._check_pinned([record for record in pinned if record.state is _R.UNLOADED])
-        self._load_pinned()
-
-    def _load_pinned(self) -> None:
-        for record in self._roster.records.values():
-            if self._started and record.spec.pinned and record.state is _R.UNLOADED:
-                task = asyncio.get_running_loop().create_task(self.load(record.name))
-                task.add_done_callback(_note_failure)
-                self._lifecycle.keep(task)
-
-    async def _check_pinned(self, pinned: Sequence[Record]) -> None:
-        """Book them one after the other, as they would be loaded, and take it all back."""
-        ledger = self._roster.ledger
-        booked: list[str] = []
-        reserves = [(record, await self._reserve(record)) for record in pinned]
-        try:  # from here on without an await: nobody sees these claims
-            for record, reserve in reserves:
-                if reserve is None or record.state is not _R.UNLOADED:
-                    continue
-                ways = places(self._roster, record, reserve)
-                fitting = next((way for way in ways if not ledger.shortfall(way.all_needs)), None)
-                if fitting is None:
-                    if not ways or any(ledger.impossible(way.all_needs) for way in ways):
-                        continue
-                    names = ", ".join([*booked, record.name])
-                    problem = ConfigProblem(f"the pinned models do not fit together: {names}", path="models")
-                    raise ConfigError([problem])
-                ledger.book(record.name, fitting.needs)
-                booked.append(record.name)
-        finally:
-            for name in booked:
-                ledger.release(name)
-
-    async def _reserve(self, record: Record) -> AdmissionReserve | None:
-        """What a model will need; ``None``: it can't be told, and the load will fail with the reason."""
-        worker = self._make_worker(record.name)
-        try:
-            return await self._lifecycle.loading.reserve(record, worker)
-        except Exception:  # whatever a plugin raises
-            return None
-        finally:
-            worker.close()
+        await self._pins.start()
 
     async def shutdown(self, deadline_s: float = 30.0, *, drain_s: float | None = None) -> None:
         """Fail who waits, cancel what loads, drain and unload everything; all within ``deadline_s`` seconds.
@@ -483,9 +432,3 @@ class Registry:
             names = [known for known, other in self._roster.records.items() if not other.removed]
             raise ModelNotFound(name, suggestions=difflib.get_close_matches(name, names, n=3))
         return record
-
-
-def _note_failure(task: asyncio.Task[Any]) -> None:
-    """A pinned model that can't be loaded is ``failed`` and logged; the server serves the others."""
-    if not task.cancelled():
-        task.exception()

@@ -152,19 +152,29 @@ class Service:
         with self._registry.try_acquire(lane.name) or await self._acquire(lane, request, deadline) as lease:
             lane.spec, engine = lease.model, lease.engine
             lane.check(engine.capabilities, request.items, request.params)
-            if isinstance(engine, BatchEngine):
-                batcher = lane.batcher
-                if batcher is None or batcher.engine is not engine:
-                    batcher = self._batcher(lane, lease, engine)
-                job = await batcher.submit(request, deadline=deadline, lease=lease, on_start=place.free)
-                outputs: Sequence[EncodeOutput] = job.outputs  # type: ignore[assignment]  # all are there now
-                tokens = 0
-                for output in outputs:
-                    tokens += output.tokens
-                return EncodeResult(lane.name, outputs, tokens, 0.0, job.tokenise_s, job.inference_s)
-            if isinstance(engine, StreamEngine):
-                return await self._stream(lane, place, lease, engine, request, deadline)
-            raise Unsupported(f"the engine of model {lane.name!r} takes no requests", param="model")
+            if request.params.lora is None:
+                return await self._run(lane, place, lease, request, deadline)
+            wait_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            with await self._registry.hold_lora(lease, request.params.lora, wait_s=wait_s):
+                return await self._run(lane, place, lease, request, deadline)
+
+    async def _run(
+        self, lane: Lane, place: Place, lease: Lease, request: BatchRequest, deadline: float
+    ) -> EncodeResult:
+        engine = lease.engine
+        if isinstance(engine, BatchEngine):
+            batcher = lane.batcher
+            if batcher is None or batcher.engine is not engine:
+                batcher = self._batcher(lane, lease, engine)
+            job = await batcher.submit(request, deadline=deadline, lease=lease, on_start=place.free)
+            outputs: Sequence[EncodeOutput] = job.outputs  # type: ignore[assignment]  # all are there now
+            tokens = 0
+            for output in outputs:
+                tokens += output.tokens
+            return EncodeResult(lane.name, outputs, tokens, 0.0, job.tokenise_s, job.inference_s)
+        if isinstance(engine, StreamEngine):
+            return await self._stream(lane, place, lease, engine, request, deadline)
+        raise Unsupported(f"the engine of model {lane.name!r} takes no requests", param="model")
 
     async def _acquire(self, lane: Lane, request: BatchRequest, deadline: float) -> Lease:
         """Wait for the model to become resident, no longer than the request may take in all."""
@@ -300,6 +310,28 @@ class Service:
         """
         name = self._in_tier("wake", name)
         await self._registry.wake(name, wait_s=wait_s)
+        return self._registry.status(name)
+
+    async def load_lora(
+        self, model: str, lora: str, source: str | None = None, *, wait_s: float | None = None
+    ) -> ModelStatus:
+        """Load a LoRA adapter, and its model if need be, and say how the model then stands.
+
+        ``source`` as in the configuration; ``None`` for one that is configured or was loaded before.
+
+        Raises:
+            Unsupported: the model takes none, has none of that name, or has it from another source.
+            LoraLoading, ModelLoading, ResourceExhausted, ModelLoadFailed.
+        """
+        self._refuse_at_shutdown()
+        name = self.resolve(model)
+        await self._registry.load_lora(name, lora, source, wait_s=wait_s)
+        return self._registry.status(name)
+
+    async def unload_lora(self, model: str, lora: str, *, wait_s: float | None = None) -> ModelStatus:
+        """Unload a LoRA adapter once no request uses it. Raises Unsupported, DeadlineExceeded."""
+        name = self.resolve(model)
+        await self._registry.unload_lora(name, lora, wait_s=wait_s)
         return self._registry.status(name)
 
     def _in_tier(self, what: str, name: str) -> str:

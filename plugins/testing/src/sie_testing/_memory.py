@@ -27,6 +27,8 @@ class FakeMemory:
     parked: bool = False
     backup_bytes: int = 0
     damaged: bool = False
+    loras: dict[str, int] = field(factory=dict)
+    """Bytes of each LoRA adapter on every account; made up also with ``allocate``."""
     _buffers: dict[tuple[str, str], DeviceBuffer] = field(factory=dict)
     _copy: dict[str, memoryview] = field(factory=dict)
     _freed: bool = False
@@ -57,7 +59,13 @@ class FakeMemory:
     def copy_bytes(self) -> int:
         """Bytes of the host copy."""
         own = self.options.offload_bytes
-        return sum(self.weights.values()) if own is None or self.options.allocate else own
+        if self.options.allocate:
+            return sum(self.weights.values())
+        return (sum(self.weights.values()) if own is None else own) + self._lora_bytes * len(self.accounts)
+
+    @property
+    def _lora_bytes(self) -> int:
+        return sum(self.loras.values())
 
     def report(self) -> dict[str, int | None]:
         """Bytes held by account; ``None`` where nobody can tell."""
@@ -87,7 +95,8 @@ class FakeMemory:
         self.backup_bytes = 0
         self.parked = True
         if self.options.allocate:
-            self._allocate(ctx, "kept", {account: self._weights_on(account) for account in self.accounts})
+            kept = {account: self._weights_on(account) for account in self.accounts}
+            self._allocate(ctx, "kept", kept)
 
     def wake(self, ctx: TransitionContext) -> None:
         """Copy the weights back. The copy stays whole when this raises DeviceOutOfMemory."""
@@ -125,12 +134,13 @@ class FakeMemory:
             buffer.free()
         self._buffers.clear()
         self._copy.clear()
+        self.loras.clear()
         self.backup_bytes = 0
         self._freed = True
 
     def _weights_on(self, account: str) -> int:
         kept = 1.0 - self.options.freed if self.parked else 1.0
-        return int(self.weights[account] * kept)
+        return int((self.weights[account] + self._lora_bytes) * kept)
 
     def _allocate(self, ctx: TransitionContext, kind: str, sizes: dict[str, int]) -> None:
         taken: list[tuple[str, str]] = []

@@ -42,6 +42,7 @@ from sie_core import (
     Unsupported,
 )
 
+from sie_testing._loras import FakeLoras
 from sie_testing._memory import FakeMemory
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import pause
@@ -93,6 +94,12 @@ class FakeOptions:
     restore_s: float = 0.0
     close_s: float = 0.0
 
+    max_loras: int = 0
+    """LoRA adapters that it takes at a time."""
+    lora_bytes: int = 1024
+    lora_s: float = 0.0
+    oom_at_lora: int = 0
+
     dims: int = 8
     max_length: int = 512
     truncate: bool = False
@@ -140,7 +147,8 @@ def expected_vector(text: str, dims: int = 8, *, salt: str = "", params: EncodeP
 
 
 def _prompted(text: str, params: EncodeParams) -> str:
-    return f"{'query' if params.is_query else ''}\0{params.instruction or ''}\0{text}"
+    lora = "" if params.lora is None else f"{params.lora}\0"
+    return f"{lora}{'query' if params.is_query else ''}\0{params.instruction or ''}\0{text}"
 
 
 def _shortened(vector: Any, dimensions: int | None) -> Any:
@@ -416,7 +424,7 @@ class FakeLifecycle(Engine):
             raise DeviceOutOfMemory(f"{tokens} tokens are too many for the fake device", account=account)
 
 
-class FakeEngine(FakeLifecycle, BatchEngine):
+class FakeEngine(FakeLifecycle, FakeLoras, BatchEngine):
     """A fake that runs one batch at a time. Tokens are words."""
 
     def __init__(self, model: ModelSpec, options: FakeOptions, memory: FakeMemory, events: EngineEvents) -> None:
@@ -434,6 +442,9 @@ class FakeEngine(FakeLifecycle, BatchEngine):
             self.faults.reach("run")
             tokens = sum([one.tokens for one in batch])
             self._count_run(tokens)
+            for one in batch:
+                if one.payload[1].lora is not None:
+                    self._check_lora(one.payload[1].lora)
             seconds = self.options.run_s + self.options.token_s * tokens
             if seconds:
                 pause(seconds)

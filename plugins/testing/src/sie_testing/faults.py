@@ -14,7 +14,10 @@ from sie_testing.virtual import current_worker, pause
 
 __all__ = ["POINTS", "FaultPoints", "Latch"]
 
-POINTS = ("load", "prepare", "run", "probe", "memory", "reserve", "offload", "restore", "drop", "close")
+POINTS = (
+    *("load", "prepare", "run", "probe", "memory", "reserve", "offload", "restore", "drop", "close"),
+    *("lora_reserve", "lora_load", "lora_unload"),
+)
 
 
 class Latch:

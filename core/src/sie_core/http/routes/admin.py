@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from sie_core.config import check_name
 from sie_core.errors import InvalidInput, Unsupported
 from sie_core.http.endpoint import Handler, Site, checked_name, model_in_path
 from sie_core.http.errors import HttpError
@@ -13,12 +15,13 @@ from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.limits import read_object
 from sie_core.http.views import decision, explanation, model_status
 from sie_core.http.wire import Reply, pack
+from sie_core.sources import parse_source
 
 if TYPE_CHECKING:
     from sie_core.residency import ModelStatus
     from sie_core.serving import Service
 
-__all__ = ["ACTIONS", "decisions", "explain"]
+__all__ = ["ACTIONS", "decisions", "explain", "load_lora", "unload_lora"]
 
 
 async def decisions(site: Site, exchange: Exchange) -> Reply:
@@ -39,6 +42,55 @@ async def decisions(site: Site, exchange: Exchange) -> Reply:
 async def explain(site: Site, exchange: Exchange) -> Reply:
     """Why a model is where it is, and what would have kept it."""
     return pack(explanation(site.service.explain(model_in_path(exchange))), msgpack=exchange.wants_msgpack)
+
+
+async def load_lora(site: Site, exchange: Exchange) -> Reply:
+    """Load a LoRA adapter from ``source`` (none for one that is configured); ``wait_s`` bounds the wait."""
+    options = await read_object(exchange, site.limits, optional=True)
+    with Watched(exchange):
+        status = await site.service.load_lora(
+            model_in_path(exchange), _lora_in_path(exchange), _lora_source(options), wait_s=_seconds(options)
+        )
+    return pack(model_status(status), msgpack=exchange.wants_msgpack)
+
+
+async def unload_lora(site: Site, exchange: Exchange) -> Reply:
+    """Unload a LoRA adapter once no request uses it; ``?wait_s=N`` bounds the wait."""
+    asked = parse_qs(exchange.scope["query_string"].decode("latin-1")).get("wait_s")
+    options: dict[str, Any] = {}
+    if asked is not None:
+        try:
+            options["wait_s"] = float(asked[-1])
+        except ValueError:
+            options["wait_s"] = asked[-1]  # refused below, as in a body
+    with Watched(exchange):
+        status = await site.service.unload_lora(
+            model_in_path(exchange), _lora_in_path(exchange), wait_s=_seconds(options)
+        )
+    return pack(model_status(status), msgpack=exchange.wants_msgpack)
+
+
+def _lora_in_path(exchange: Exchange) -> str:
+    name: str = exchange.scope["path_params"]["lora"]
+    wrong = check_name(name)
+    if wrong is not None:
+        raise InvalidInput(f"no name for a LoRA adapter: {wrong}", param="lora")
+    return name
+
+
+def _lora_source(options: dict[str, Any]) -> str | None:
+    text = options.get("source")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise InvalidInput("'source' must be a text such as path:/models/billing-lora", param="source")
+    try:
+        source = parse_source(text, None)
+    except ValueError as error:
+        raise InvalidInput(str(error), param="source") from error
+    if source.kind == "path" and not Path(source.location).is_absolute():
+        raise InvalidInput("a 'path:' source must be an absolute path here", param="source")
+    return str(source)
 
 
 async def _load(service: Service, model: str, options: dict[str, Any]) -> ModelStatus:

@@ -1,0 +1,78 @@
+"""A new configuration: what is added, removed and changed, and nothing else, takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sie_core.errors import MissingAdapter
+from sie_core.residency.failures import classify
+from sie_core.residency.lifecycle import Lifecycle
+from sie_core.residency.record import Drain, Record
+from sie_core.residency.roster import Roster
+from sie_core.types import ModelSpec, Residency
+
+__all__ = ["Changes"]
+
+_R = Residency
+
+
+class Changes:
+    """Takes over configurations."""
+
+    def __init__(self, roster: Roster, life: Lifecycle) -> None:
+        self._roster = roster
+        self._life = life
+
+    def apply(self, specs: Iterable[ModelSpec]) -> None:
+        """Take over a configuration: models that did not change are not touched.
+
+        A change that matters to the engine raises the model's epoch: a load in flight is called off and its waiters go
+        on with the new configuration; a resident engine drains and unloads.
+        """
+        wanted = {spec.name: spec for spec in specs}
+        for name, known in list(self._roster.records.items()):
+            if name not in wanted:
+                self._retire(known, "removed from the configuration", removed=True)
+        for name, spec in wanted.items():
+            record = self._roster.records.get(name)
+            if record is None:
+                self._roster.records[name] = record = Record(spec=spec, epoch=self._roster.next_epoch())
+                self._check_adapter(record)
+            elif record.removed or record.spec.engine_key() != spec.engine_key():
+                record.removed = False
+                record.spec = spec
+                record.epoch = self._roster.next_epoch()
+                record.failure, record.attempts = None, 0
+                record.reserve = record.capabilities = None
+                self._retire(record, "configuration changed")
+                self._check_adapter(record)
+            else:
+                record.spec = spec
+                if record.seat is not None:
+                    record.seat.model = spec
+                self._life.idle.arm(record)
+            self._life.loras.configure(record)
+
+    def _check_adapter(self, record: Record) -> None:
+        """A model whose adapter is missing fails at once: no request has to find out."""
+        adapters = self._roster.plugins.adapters
+        if record.spec.adapter not in adapters and record.state is _R.UNLOADED:
+            error = MissingAdapter(record.spec.adapter, found=sorted(adapters))
+            record.failure = classify(error, attempts=1, now=0.0)
+            self._roster.set(record, _R.QUEUED, "configured")
+            self._roster.set(record, _R.FAILED, "its adapter is missing")
+
+    def _retire(self, record: Record, reason: str, *, removed: bool = False) -> None:
+        record.removed = removed
+        if record.state in (_R.UNLOADED, _R.FAILED):
+            if record.state is _R.FAILED:
+                self._roster.set(record, _R.UNLOADED, reason)
+            self._life.settle(record)
+            return
+        record.retire = reason
+        if record.state is _R.PARKED:
+            self._life.unload(record, reason)
+        elif record.state is _R.RESIDENT:
+            self._life.drains.begin(record, Drain(reason, force=True))
+        elif record.state in (_R.QUEUED, _R.LOADING, _R.WAKING):
+            self._life.cancel(record, reason)

@@ -1,0 +1,127 @@
+"""What loading and unloading a LoRA adapter does to the engine and to the book.
+
+An adapter's bytes are a growth of its model, booked before it is loaded. A park makes them part of what the next wake
+books, as it does with every growth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from sie_core.adapter import AdmissionReserve, DeviceNeed, LoraEngine
+from sie_core.errors import OutOfMemory, TransitionCancelled, Unsupported
+from sie_core.residency.record import Lora, Record, Seat
+
+if TYPE_CHECKING:
+    from sie_core.residency.lifecycle import Lifecycle
+
+__all__ = ["LoraMoves", "check_there", "takes_loras"]
+
+
+class LoraMoves:
+    """Calls into engines, one at a time for each (the caller holds its ``lora_turn`` and a lease)."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+
+    async def reserve(self, record: Record, seat: Seat, name: str, source: str) -> DeviceNeed:
+        """What the adapter will take on each of the engine's devices. Raises LoadError."""
+        need: DeviceNeed = await seat.worker.call(
+            takes_loras(record, seat).lora_reserve,
+            name,
+            source,
+            hook="lora_reserve",
+            timeout=self._life.roster.settings.reserve_timeout_s,
+        )
+        return need
+
+    async def book(self, record: Record, need: DeviceNeed, purpose: str, cause: OutOfMemory | None) -> None:
+        ranks = tuple(attrs.evolve(need, device=account) for account in record.devices)
+        at_least = 0 if cause is None else 1
+        await self._life.admission.admit(
+            record, AdmissionReserve(ranks), purpose=purpose, at_least=at_least, cause=cause
+        )
+
+    def unbook(self, record: Record, purpose: str) -> None:
+        self._life.roster.ledger.release(record.name, purpose=purpose)
+        self._life.admission.request_pump()
+
+    async def load(self, record: Record, seat: Seat, lora: Lora, need: DeviceNeed, purpose: str) -> None:
+        life, roster, source = self._life, self._life.roster, lora.source
+        timeout = roster.settings.load_timeout_s
+        engine, ctx = takes_loras(record, seat), life.context(record, timeout)
+        before = await life.report(seat)
+        with roster.moving_bytes(record.devices):
+            await seat.worker.call(engine.lora_load, lora.name, source, ctx, hook="lora_load", timeout=timeout)
+            after = await life.report(seat)
+        check_there(record, seat)
+        grown = {account: max(0, held - before.get(account, 0)) for account, held in after.items()}
+        for account in record.devices:
+            roster.ledger.realise(record.name, account, grown.get(account), purpose=purpose)
+        roster.ledger.settle(record.name)
+        roster.sample(record.devices)
+        record.resident_bytes.update(after)
+        lora.seat, lora.loaded_from, lora.purpose = seat, source, purpose
+        lora.booked = dict.fromkeys(record.devices, need.min_bytes + need.context_bytes + need.headroom_bytes)
+        lora.nbytes = sum(grown.get(account, need.min_bytes) for account in record.devices)
+        record.loras[lora.name] = record.loras.pop(lora.name, lora)
+        roster.decide(record.name, "LoRA load", lora.name, promised=lora.nbytes)
+
+    async def put_out(self, record: Record, seat: Seat, lora: Lora, reason: str) -> None:
+        """Have the engine forget an adapter, and its bytes struck from the book as far as they came free."""
+        life, roster = self._life, self._life.roster
+        timeout = roster.settings.close_timeout_s
+        engine, ctx = takes_loras(record, seat), life.context(record, timeout)
+        before = await life.report(seat)
+        lora.seat = None
+        with roster.moving_bytes(record.devices):
+            await seat.worker.call(engine.lora_unload, lora.name, ctx, hook="lora_unload", timeout=timeout)
+            after = await life.report(seat)
+        if record.seat is not seat:
+            return
+        self._strike(record, lora, after)
+        roster.sample(record.devices)
+        freed = sum(before.values()) - sum(after.values())
+        roster.decide(record.name, "LoRA unload", f"{lora.name}: {reason}", promised=lora.nbytes, freed=freed)
+        if lora.source is None and not lora.configured:
+            record.loras.pop(lora.name, None)
+        life.admission.request_pump()
+
+    def _strike(self, record: Record, lora: Lora, after: Mapping[str, int]) -> None:
+        """Its growth is a claim of its own, until a park has made it part of what the next wake books."""
+        ledger = self._life.roster.ledger
+        growths = [claim for claim in ledger.claims() if claim.owner == record.name and claim.purpose != "engine"]
+        if any(claim.purpose == lora.purpose for claim in growths):
+            ledger.release(record.name, purpose=lora.purpose)
+        else:
+            for account, nbytes in lora.booked.items():
+                ledger.shrink(record.name, account, nbytes)
+            record.booked = tuple(
+                attrs.evolve(need, static=max(0, need.static - lora.booked.get(need.account, 0)))
+                for need in record.booked
+            )
+        for account, held in after.items():
+            elsewhere = sum(
+                claim.realised or 0 for claim in growths if claim.account == account and claim.purpose != lora.purpose
+            )
+            if account in record.devices:
+                ledger.realise(record.name, account, max(0, held - elsewhere))
+        record.resident_bytes.update(after)
+        lora.purpose = None
+
+
+def takes_loras(record: Record, seat: Seat) -> LoraEngine:
+    """The engine as one that takes adapters. Raises Unsupported."""
+    engine = seat.engine
+    if isinstance(engine, LoraEngine) and engine.max_loras > 0:
+        return engine
+    raise Unsupported(f"model {record.name!r} takes no LoRA adapters", supported=(), param="lora")
+
+
+def check_there(record: Record, seat: Seat) -> None:
+    """Raises TransitionCancelled where the engine is gone."""
+    if record.seat is not seat or seat.dead is not None:
+        raise TransitionCancelled(seat.dead or "its engine is gone")

@@ -1,0 +1,372 @@
+"""LoRA adapters of resident engines: loaded when a request names one; the least recently used ones go first.
+
+An adapter's bytes are booked before it is loaded, as a growth of its model. They are parked and woken with the engine;
+after a cold load an adapter comes back with the next request that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import define, field
+
+from sie_core.errors import (
+    DeadlineExceeded,
+    EngineDied,
+    HookTimeout,
+    LoraLoading,
+    ModelLoading,
+    OutOfMemory,
+    ResourceExhausted,
+    TransitionCancelled,
+    Unsupported,
+)
+from sie_core.residency.failures import LoadFailure, classify
+from sie_core.residency.lora_moves import LoraMoves, check_there, takes_loras
+from sie_core.residency.record import Lora, Record, Seat
+from sie_core.residency.roster import consume, log
+from sie_core.types import Residency
+
+if TYPE_CHECKING:
+    from sie_core.residency.lifecycle import Lifecycle
+
+__all__ = ["LoraHold", "Loras"]
+
+T = TypeVar("T")
+
+
+@define(eq=False)
+class LoraHold:
+    """The right to use an adapter; until it is released the adapter stays loaded."""
+
+    _lora: Lora
+    _on_release: Callable[[Lora], None] | None
+
+    def release(self) -> None:
+        """Give it back. Idempotent."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release(self._lora)
+
+    def __enter__(self) -> LoraHold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@define(eq=False)
+class _Bringing:
+    """A load of an adapter that is under way, and how many wait for it."""
+
+    since: float
+    task: asyncio.Task[None] = field(init=False)
+    waiting: int = 0
+    free_to_cancel: bool = field(default=True)
+    """While it waits for a turn or for memory. A call into the engine is let end."""
+
+
+class Loras:
+    """Loads and unloads adapters, one at a time for each model."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+        self._moves = LoraMoves(life)
+        self._bringing: dict[Lora, _Bringing] = {}
+
+    # --- what a model may be asked for -------------------------------------------------------------
+
+    def configure(self, record: Record) -> None:
+        """Take over the configuration's adapters: one that is gone, or is another one now, goes when nobody uses it."""
+        wanted = record.spec.lora
+        for name, lora in list(record.loras.items()):
+            if lora.configured and name not in wanted:
+                lora.configured = False
+                self._forget(record, lora)
+        for name, source in wanted.items():
+            known = record.loras.setdefault(name, Lora(name))
+            if known.source != source:
+                known.source, known.failure, known.attempts = source, None, 0
+            known.configured = True
+
+    def add(self, record: Record, name: str, source: str | None) -> None:
+        """Let requests name an adapter. A failed load of it is forgotten: somebody may have mended the cause.
+
+        Raises:
+            Unsupported: it has no source, or is there already with another one.
+        """
+        lora = record.loras.get(name)
+        known = lora.source if lora is not None else None
+        if source is None and known is None:
+            raise self._unknown(record, name)
+        if source is not None and known is not None and source != known:
+            raise Unsupported(
+                f"model {record.name!r} has a LoRA adapter {name!r} from {known}: unload it first, or give this one "
+                "another name",
+                supported=(known,), param="source",
+            )  # fmt: skip
+        if lora is None:
+            lora = record.loras[name] = Lora(name)
+        lora.source, lora.failure, lora.attempts = source or known, None, 0
+
+    def _find(self, record: Record, name: str) -> Lora:
+        lora = record.loras.get(name)
+        if lora is None or lora.source is None:
+            raise self._unknown(record, name)
+        return lora
+
+    @staticmethod
+    def _unknown(record: Record, name: str) -> Unsupported:
+        known = [lora.name for lora in record.loras.values() if lora.source is not None]
+        return Unsupported(
+            f"model {record.name!r} has no LoRA adapter {name!r}; "
+            + (f"it has {', '.join(known)}" if known else "none is configured or was loaded"),
+            supported=known, param="lora",
+        )  # fmt: skip
+
+    # --- using one ---------------------------------------------------------------------------------
+
+    async def hold(self, record: Record, seat: Seat, name: str, wait_s: float) -> LoraHold:
+        """See to it that the engine has the adapter, and that it keeps it until the hold is released.
+
+        The caller has a lease on the engine.
+
+        Raises:
+            Unsupported: the model has no adapter of that name, or takes none at all.
+            LoraLoading: it is not there within ``wait_s`` seconds.
+            ModelLoadFailed, ResourceExhausted: it can't be loaded; EngineDied.
+        """
+        until = self._life.roster.now() + wait_s
+        while True:
+            lora = self._find(record, name)
+            takes_loras(record, seat)
+            if record.seat is not seat or seat.dead is not None:
+                raise EngineDied(f"the engine of model {record.name!r} is gone")
+            if _is_there(lora, seat):
+                lora.uses += 1
+                record.loras[name] = record.loras.pop(name)  # the last in order: used most recently
+                return LoraHold(lora, lambda lora: self._released(record, lora))
+            self._refuse(record, lora)
+            await self._wait(record, seat, lora, until)
+
+    def _refuse(self, record: Record, lora: Lora) -> None:
+        """What a failed load of it means for the next request: as for models."""
+        if lora.failure is None:
+            return
+        refusal = lora.failure.refusal(_full_name(record, lora), self._life.roster.now())
+        if isinstance(refusal, ModelLoading):
+            raise LoraLoading(refusal.message, retry_after_s=refusal.retry_after_s)
+        if refusal is not None:
+            raise refusal
+        lora.failure = None
+
+    async def _wait(self, record: Record, seat: Seat, lora: Lora, until: float) -> None:
+        roster = self._life.roster
+        way = self._bringing.get(lora)
+        if way is None:
+            way = self._bringing[lora] = _Bringing(roster.now())
+            task = way.task = asyncio.get_running_loop().create_task(self._bring(record, seat, lora, way))
+            task.add_done_callback(lambda task: self._ended(lora, task))
+            self._life.keep(task)
+        way.waiting += 1
+        try:
+            done, _ = await asyncio.wait({way.task}, timeout=max(0.0, until - roster.now()))
+        finally:
+            way.waiting -= 1
+            if not way.waiting and not way.task.done() and way.free_to_cancel:
+                self._bringing.pop(lora, None)  # nobody may join it any more
+                way.task.cancel()
+        if not done:
+            spent = roster.now() - way.since
+            left = 1.0 if lora.load_s is None else lora.load_s - spent
+            raise LoraLoading(f"LoRA adapter {_full_name(record, lora)} is on its way", retry_after_s=max(1.0, left))
+        if way.task.cancelled():
+            raise LoraLoading(f"loading of LoRA adapter {_full_name(record, lora)} was called off")
+        way.task.result()
+
+    def _ended(self, lora: Lora, task: asyncio.Task[None]) -> None:
+        way = self._bringing.get(lora)
+        if way is not None and way.task is task:
+            del self._bringing[lora]
+        consume(task)
+
+    def _released(self, record: Record, lora: Lora) -> None:
+        lora.uses -= 1
+        if lora.uses:
+            return
+        for waiter in record.lora_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        record.lora_waiters.clear()
+        if lora.source is None:
+            self._forget(record, lora)
+
+    def sweep(self, record: Record) -> None:
+        """After a wake: what was forgotten while the engine was parked goes now."""
+        for lora in list(record.loras.values()):
+            if lora.source is None:
+                self._forget(record, lora)
+
+    # --- loading one -------------------------------------------------------------------------------
+
+    async def _bring(self, record: Record, seat: Seat, lora: Lora, way: _Bringing) -> None:
+        """The task that loads an adapter. It holds a lease, so that the engine stays where it is."""
+        roster = self._life.roster
+        with self._life.lease(record, seat):
+            try:
+                async with seat.lora_turn:
+                    started = roster.now()
+                    await self._make_place(record, seat, lora, way)
+                    await self._admit_and_load(record, seat, lora, way)
+                    lora.load_s = roster.now() - started
+            except HookTimeout as error:
+                self._life.died(record, seat.worker, error.message)  # its thread is lost, and the engine with it
+                raise EngineDied(error.message) from error
+            except TransitionCancelled as error:
+                message = f"model {record.name!r} went while its LoRA adapter {lora.name!r} was loaded: {error.message}"
+                raise LoraLoading(message) from error
+            except ResourceExhausted:
+                raise  # no fault of the adapter's
+            except Exception as error:  # whatever an adapter raises is a load failure, classed by type
+                lora.attempts += 1
+                lora.failure = failure = classify(error, attempts=lora.attempts, now=roster.now())
+                self._note_failure(record, lora, failure)
+                raise failure.as_error(_full_name(record, lora)) from error
+
+    def _note_failure(self, record: Record, lora: Lora, failure: LoadFailure) -> None:
+        why = f"LoRA adapter {lora.name}: {failure.error_class}: {failure.message}"
+        log.warning("%s: %s", record.name, why)
+        self._life.roster.decide(record.name, "LoRA load failed", why)
+
+    async def _make_place(self, record: Record, seat: Seat, lora: Lora, way: _Bringing) -> None:
+        """Unload what is in the way: its old self from another source, and the least recently used one."""
+        engine = takes_loras(record, seat)
+        while True:
+            check_there(record, seat)
+            if lora.seat is seat and not lora.uses:
+                await self._uninterrupted(way, self._moves.put_out(record, seat, lora, "it has another source now"))
+                continue
+            there = [other for other in record.loras.values() if other.seat is seat]
+            if lora.seat is not seat and len(there) < engine.max_loras:
+                return
+            idle = self._idle(record, seat)
+            if lora.seat is not seat and idle is not None:
+                await self._uninterrupted(way, self._moves.put_out(record, seat, idle, f"room for {lora.name}"))
+                continue
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            record.lora_waiters.append(waiter)
+            await waiter
+
+    @staticmethod
+    def _idle(record: Record, seat: Seat) -> Lora | None:
+        """The least recently used adapter that no request uses."""
+        return next((lora for lora in record.loras.values() if lora.seat is seat and not lora.uses), None)
+
+    async def _admit_and_load(self, record: Record, seat: Seat, lora: Lora, way: _Bringing) -> None:
+        source = lora.source
+        if source is None:
+            raise TransitionCancelled("the adapter was unloaded")
+        need = await self._uninterrupted(way, self._moves.reserve(record, seat, lora.name, source))
+        cause: OutOfMemory | None = None
+        while True:
+            check_there(record, seat)
+            purpose = self._life.next_growth()
+            try:
+                await self._moves.book(record, need, purpose, cause)
+                check_there(record, seat)
+                await self._uninterrupted(way, self._moves.load(record, seat, lora, need, purpose))
+                return
+            except (OutOfMemory, ResourceExhausted) as error:
+                self._moves.unbook(record, purpose)
+                idle = self._idle(record, seat)
+                if idle is not None:
+                    await self._uninterrupted(way, self._moves.put_out(record, seat, idle, error.message))
+                elif cause is None and isinstance(error, OutOfMemory):
+                    cause = error
+                else:
+                    raise
+            except BaseException:
+                self._moves.unbook(record, purpose)
+                raise
+
+    async def _uninterrupted(self, way: _Bringing, step: Awaitable[T]) -> T:
+        """A call into the engine can't be taken back: waiters may leave, it ends nevertheless."""
+        way.free_to_cancel = False
+        try:
+            return await step
+        finally:
+            way.free_to_cancel = True
+
+    # --- unloading ---------------------------------------------------------------------------------
+
+    async def remove(self, record: Record, name: str, wait_s: float | None) -> None:
+        """Unload an adapter once nobody uses it, and forget it unless it is configured.
+
+        Raises:
+            Unsupported: there is none of that name.
+            DeadlineExceeded: requests still used it after ``wait_s`` seconds.
+        """
+        lora = self._find(record, name)
+        until = None if wait_s is None else self._life.roster.now() + wait_s
+        source, lora.source = lora.source, None  # nobody may take it up meanwhile
+        try:
+            while lora.uses or lora in self._bringing:
+                left = None if until is None else max(0.0, until - self._life.roster.now())
+                if not await self._something_ended(record, lora, left):
+                    raise DeadlineExceeded(f"LoRA adapter {_full_name(record, lora)} is still in use")
+            await self._remove_idle(record, lora)
+        except BaseException:
+            lora.source = lora.source or source
+            raise
+        if lora.configured:
+            lora.source = record.spec.lora.get(name, source)
+        elif lora.source is None and not self._loaded(record, lora):
+            record.loras.pop(name, None)
+
+    @staticmethod
+    def _loaded(record: Record, lora: Lora) -> bool:
+        """Whether the engine has it, parked or not."""
+        return lora.seat is not None and lora.seat is record.seat
+
+    async def _something_ended(self, record: Record, lora: Lora, timeout: float | None) -> bool:
+        way = self._bringing.get(lora)
+        if way is not None:
+            done, _ = await asyncio.wait({way.task}, timeout=timeout)
+            return bool(done)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        record.lora_waiters.append(waiter)
+        done_waiters, _ = await asyncio.wait({waiter}, timeout=timeout)
+        return bool(done_waiters)
+
+    async def _remove_idle(self, record: Record, lora: Lora) -> None:
+        seat = record.seat
+        if seat is None or lora.seat is not seat or seat.dead is not None:
+            return
+        if record.state not in (Residency.RESIDENT, Residency.DRAINING):
+            return  # parked or on its way: it goes after the wake
+        with self._life.lease(record, seat):
+            async with seat.lora_turn:
+                if lora.seat is seat and not lora.uses and record.seat is seat:
+                    await self._moves.put_out(record, seat, lora, "unload requested")
+
+    def _forget(self, record: Record, lora: Lora) -> None:
+        """Nobody may name it any more: out with it as soon as nobody uses it."""
+        lora.source = None
+        if lora.uses or lora in self._bringing:
+            return
+        if not self._loaded(record, lora):
+            record.loras.pop(lora.name, None)
+            return
+        task = asyncio.get_running_loop().create_task(self._remove_idle(record, lora))
+        task.add_done_callback(consume)
+        self._life.keep(task)
+
+
+def _is_there(lora: Lora, seat: Seat) -> bool:
+    return lora.seat is seat and lora.loaded_from == lora.source
+
+
+def _full_name(record: Record, lora: Lora) -> str:
+    return f"{record.name}/{lora.name}"
