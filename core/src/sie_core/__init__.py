@@ -29,8 +29,8 @@ _ROOMS = {
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
     "sie_core.sources": "locate parse_source",
     "sie_core.types": (
-        "BatchRequest Capabilities Decision EncodeOutput EncodeParams Item ModelSpec Residency ResidencyChanged "
-        "Source SparseVector Task WakeCheck"
+        "BatchRequest Capabilities Decision EncodeOutput EncodeParams GenerateRequest Item ModelSpec Residency "
+        "ResidencyChanged Source SparseVector Task WakeCheck"
     ),
     "sie_core.units": "format_bytes parse_bytes",
 }

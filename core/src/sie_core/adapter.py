@@ -7,12 +7,12 @@ move bytes at transitions.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from attrs import define, field, frozen
 
-from sie_core.types import BatchRequest, Capabilities, EncodeOutput, ModelSpec
+from sie_core.types import BatchRequest, Capabilities, EncodeOutput, GenerateRequest, ModelSpec
 
 __all__ = [
     "Adapter",
@@ -305,8 +305,25 @@ class StreamEngine(Engine):
         """Encode the items of one request."""
         raise NotImplementedError
 
-    def generate(self, request: Any) -> AsyncIterator[Any]:
-        """Generate for one request, piece by piece."""
+    async def generate(self, request: GenerateRequest) -> Mapping[str, Any]:
+        """Generate for one request: OpenAI's ``chat.completion`` or ``text_completion`` object.
+
+        ``model``, ``id`` and ``created`` are the core's to fill in.
+
+        Raises:
+            InvalidInput: the engine refuses the request.
+            InferenceError: it could not be finished; an answer that was aborted is never handed out as a normal one.
+            EngineDied
+        """
+        raise NotImplementedError
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes]:
+        """The same piece by piece: each a JSON object of OpenAI's stream (``chat.completion.chunk`` or
+        ``text_completion``), without the ``data:`` around it and without the ``[DONE]`` at the end.
+
+        The usage comes last where ``body["stream_options"]["include_usage"]`` asks for it. The engine is read no faster
+        than its pieces are taken; closing the generator aborts the request in the engine. Raises as ``generate``.
+        """
         raise NotImplementedError
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "Decision",
     "EncodeOutput",
     "EncodeParams",
+    "GenerateRequest",
     "Item",
     "ModelSpec",
     "Residency",
@@ -153,6 +154,19 @@ class BatchRequest:
     task: Task
     items: Sequence[Item]
     params: EncodeParams = field(factory=EncodeParams)
+
+
+@frozen(eq=False)
+class GenerateRequest:
+    """What a request hands to an engine that generates.
+
+    ``body`` is the body of OpenAI's ``/v1/chat/completions`` (``kind`` chat) or ``/v1/completions``, checked, without
+    ``model``, ``stream`` and ``lora``: what the core does not know is the engine's to take or to refuse.
+    """
+
+    kind: Literal["chat", "completion"]
+    body: Mapping[str, Any]
+    lora: str | None = None
 
 
 @frozen(eq=False)
