@@ -202,23 +202,12 @@ def test_a_member_that_one_plan_relies_on_is_nothing_to_another() -> None:
     assert (ledger.lien("first"), ledger.lien("second")) == ({"gpu": 60}, {})
 
 
-def test_a_member_that_refuses_takes_what_they_would_free_together_along() -> None:
-    ledger = opened(total=100)
-    ledger.book("a", pooled(20, headroom=30))
-    ledger.book("b", pooled(20, headroom=30))
-    ledger.book("new", [Need("gpu", 100)], victims=["a", "b"])
-    assert ledger.drop_victim("new", "b") == {"gpu": 60}
-    ledger.check()
-    assert ledger.add_victims("new", ["b"]) == {}
-    ledger.check()
-
-
 def test_the_planner_is_told_when_the_pools_share_decides() -> None:
     ledger = opened(total=100)
     ledger.book("a", pooled(20, headroom=30))
     ledger.book("b", pooled(20, headroom=30))
     shortage = ledger.shortage([Need("gpu", 100)])
-    assert not shortage.met and not shortage.remove("a") and shortage.helps("b")
+    assert not shortage.met and not shortage.remove("a")
     assert shortage.remove("b") and shortage.met and shortage.short() == {}
     with pytest.raises(KeyError):
         shortage.remove("nobody")

@@ -55,10 +55,6 @@ class Reading(Book):
         """Bytes that can still be booked; negative while liens are unpaid or the account is over."""
         return min(level.loose - level.unpaid for level in self._account(account).chain)
 
-    def capacity(self, account: str) -> int:
-        """total - reserve; for an account with ``observe_available`` what that came to."""
-        return self._account(account).capacity
-
     def deficit(self, account: str) -> int:
         """By how much charges and foreign memory are over the capacity, beyond what victims owe; 0 if they are not."""
         level = self._account(account)
@@ -74,7 +70,7 @@ class Reading(Book):
             account = self._account(need.account)
             pool = self._pools.get((account.name, need.pool)) if need.pool is not None else None
             rows.append((need, account, pool, self._parked_claim(owner, account.name, purpose)))
-        return Shortage(rows, self._owners, self.freed_by)
+        return Shortage(rows, self._owners)
 
     def shortfall(
         self,
@@ -124,7 +120,7 @@ class Reading(Book):
         return self._sum_liens(owner, lambda lien: lien.unpaid)
 
     def unbacked(self, owner: str) -> dict[str, int]:
-        """The part of its lien that no victim owes any more: ``add_victims``, or cancel the plan."""
+        """By account, the part of its lien that no victim owes any more."""
         return self._sum_liens(owner, lambda lien: lien.unbacked)
 
     def owes(self, owner: str) -> dict[str, int]:
@@ -134,12 +130,6 @@ class Reading(Book):
         for lien in record.debts if record is not None else ():
             owed[lien.account.name] = owed.get(lien.account.name, 0) + lien.owed[owner]
         return {name: nbytes for name, nbytes in owed.items() if nbytes}
-
-    def victims(self, owner: str) -> tuple[str, ...]:
-        """Those who still owe to the owner's lien."""
-        record = self._owners.get(owner)
-        liens = record.liens if record is not None else ()
-        return tuple(dict.fromkeys(name for lien in liens for name, nbytes in lien.owed.items() if nbytes))
 
     def holding(self, owner: str) -> dict[str, int]:
         """By account, the charge that would go if the owner were released now."""

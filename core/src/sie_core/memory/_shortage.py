@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from sie_core.memory._accounts import Account, Claim, Owner, Pool
 from sie_core.memory._pools import PoolView, losses, relied_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Need", "Shortage"]
 
@@ -46,10 +42,8 @@ class Shortage:
         self,
         needs: Sequence[tuple[Need, Account, Pool | None, Claim | None]],
         owners: Mapping[str, Owner],
-        freed_by: Callable[[str], Mapping[str, int]],
     ) -> None:
         self._owners = owners
-        self._freed_by = freed_by
         self._views: dict[Pool, PoolView] = {}
         self._gone: set[str] = set()
         missing: dict[str, int] = {}
@@ -128,11 +122,6 @@ class Shortage:
     def short(self) -> dict[str, int]:
         """By account, the bytes that are still missing (> 0)."""
         return {name: nbytes for name, nbytes in self.missing.items() if nbytes > 0}
-
-    def helps(self, owner: str) -> bool:
-        """Whether removing ``owner`` by itself would free anything that is still missing."""
-        missing = self.missing
-        return any(nbytes > 0 and missing.get(name, 0) > 0 for name, nbytes in self._freed_by(owner).items())
 
     def _leave_pool(self, claim: Claim) -> None:
         pool = claim.pool

@@ -15,7 +15,7 @@ FOLLOWS: dict[Residency, frozenset[Residency]] = {
     _R.LOADING: frozenset({_R.RESIDENT, _R.QUEUED, _R.UNLOADING, _R.UNLOADED, _R.FAILED, _R.QUARANTINED}),
     _R.RESIDENT: frozenset({_R.DRAINING, _R.UNLOADING}),
     _R.DRAINING: frozenset({_R.RESIDENT, _R.PARKING, _R.UNLOADING}),
-    _R.PARKING: frozenset({_R.PARKED, _R.RESIDENT, _R.UNLOADING, _R.QUARANTINED}),
+    _R.PARKING: frozenset({_R.PARKED, _R.UNLOADING, _R.QUARANTINED}),
     _R.PARKED: frozenset({_R.WAKING, _R.UNLOADING}),
     _R.WAKING: frozenset({_R.RESIDENT, _R.PARKED, _R.UNLOADING, _R.QUARANTINED}),
     _R.UNLOADING: frozenset({_R.UNLOADED, _R.FAILED, _R.QUARANTINED}),

@@ -28,7 +28,7 @@ __all__ = ["KIB", "SimDevice", "SimDeviceFull", "SimFault", "SimHostFull", "Worl
 KIB = 1024
 _MUTATORS = (
     "begin_transition", "end_transition", "observe", "observe_available", "book", "grow", "realise", "realise_pool",
-    "settle", "retain", "unretain", "release", "drop_victim", "add_victims",
+    "settle", "retain", "release", "shrink",
 )  # fmt: skip
 
 
