@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -13,7 +14,7 @@ from sie_core.memory.host import HostMemory
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
-from sie_testing import VirtualWorker
+from sie_testing import FaultPoints, VirtualWorker
 from sie_testing.house import MIB, House, PretendDevice, fake, play
 
 GIB = 1024 * MIB
@@ -43,7 +44,7 @@ class Machine:
         return HostMemory(self.root, virtual_memory=lambda: self)
 
 
-async def parked(machine: Machine, floor: int = GIB) -> Registry:
+async def parked(machine: Machine, floor: int = GIB, **options: Any) -> Registry:
     """A registry with three parked models, "a" parked first."""
     host, ledger = machine.memory(), Ledger()
     ledger.add_account("host", total=host.total(), reserve=floor)
@@ -61,7 +62,7 @@ async def parked(machine: Machine, floor: int = GIB) -> Registry:
     )
     device.house = House(registry, ledger, {device.name: device})
     machine.ours = lambda: registry.host_tier().used + registry.host_tier().idle
-    registry.apply([fake(name, 40 * MIB) for name in "abc"])
+    registry.apply([fake(name, 40 * MIB, **options) for name in "abc"])
     await registry.start()
     for name in "abc":
         await registry.load(name)
@@ -84,6 +85,43 @@ def test_copies_go_when_available_memory_falls_under_the_floor(tmp_path: Path) -
         reason = "the host runs short of memory"
         assert {(one.model, one.reason) for one in dropped} == {("a", reason), ("b", reason)}
         assert dropped[0].freed_bytes == 40 * MIB
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("sign", ["available", "pressure"])
+def test_a_copy_that_takes_long_to_go_is_waited_for(tmp_path: Path, sign: str) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        registry = await parked(machine, close_s=12.0)
+        if sign == "available":
+            machine.others = 3 * GIB - 100 * MIB  # leaves the floor, and 100 MiB for copies of 120
+        else:
+            machine.press(STRAINED)
+        await asyncio.sleep(11.0)
+        assert states(registry) == "unloading parked parked"
+        machine.press(CALM)
+        await asyncio.sleep(8.0)
+        assert states(registry) == "unloaded parked parked"
+        await registry.shutdown(60.0)
+
+    play(scene)
+
+
+def test_backups_that_are_being_dropped_count_as_gone(tmp_path: Path) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        registry = await parked(machine, backup=True)
+        await registry.wake("a")  # keeps its copy, which may go
+        latch = FaultPoints.of("a").hold("drop")
+        machine.others = 3 * GIB - 100 * MIB
+        await asyncio.sleep(10.0)
+        assert states(registry) == "resident parked parked"
+        latch.release()
+        await asyncio.sleep(3.0)
+        assert states(registry) == "resident parked parked"
+        assert [registry.status(name).host_bytes // MIB for name in "abc"] == [0, 40, 40]
         await registry.shutdown(10.0)
 
     play(scene)

@@ -144,10 +144,18 @@ class Parking:
                 f"{format_bytes(announced)} do not fit into the host tier "
                 f"({format_bytes(tier.used)} of {format_bytes(tier.budget)} are taken)"
             )
-        if go:
-            await asyncio.wait([self._dropping(name, TIER_FULL) for name in go], timeout=_DROP_S)
-        if tier.set_aside(record.name, announced) is None:
-            raise ResourceExhausted("the host has no room for the copy")
+        for name in go:
+            self._dropping(name, TIER_FULL)
+        until = self._life.roster.now() + _DROP_S
+        tier.awaited[record.name] = announced
+        try:
+            while tier.set_aside(record.name, announced) is None:
+                leaving, left = tier.leaving, until - self._life.roster.now()
+                if not leaving or left <= 0:
+                    raise ResourceExhausted("the host has no room for the copy")
+                await asyncio.wait(leaving.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del tier.awaited[record.name]
 
     async def _offload(self, record: Record, seat: Seat, kept: bool) -> tuple[HostOffload, Mapping[str, int | None]]:
         """Offload; an engine that outgrew its ``kept`` backup (a LoRA was loaded) gets a copy of its new size."""
@@ -221,10 +229,11 @@ class Parking:
 
     # --- dropping ----------------------------------------------------------------------------------
 
-    def _dropping(self, name: str, reason: str) -> asyncio.Future[None]:
+    def _dropping(self, name: str, reason: str) -> None:
         task = asyncio.get_running_loop().create_task(self.drop(self._life.roster.records[name], reason))
+        self.tier.going[name] = task
+        task.add_done_callback(lambda _: self.tier.going.pop(name, None))
         self._life.keep(task)
-        return task
 
     async def drop(self, record: Record, reason: str) -> None:
         """Give up a parked engine, or the backup of a resident one."""
@@ -259,6 +268,7 @@ class Parking:
         """The host itself runs short: give idle memory back, then backups, then the copies parked longest ago."""
         tier = self.tier
         short -= tier.give_back_idle(short)
+        short -= tier.leaving_bytes
         for name in tier.in_order_of_going():
             if short <= 0:
                 return

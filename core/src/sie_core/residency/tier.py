@@ -5,6 +5,7 @@ Bytes are booked on the host account before they are taken. The budget is a limi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 from attrs import define, field
@@ -71,6 +72,10 @@ class HostTier:
     arena: Arena = field(factory=Arena)
     copies: dict[str, HostCopy] = field(factory=dict)
     """By model, the one that was parked (or woken) longest ago first."""
+    going: dict[str, asyncio.Future[None]] = field(factory=dict)
+    """By model, what drops its copy."""
+    awaited: dict[str, int] = field(factory=dict)
+    """By model that parks, the bytes of its copy, while it waits for others to go."""
     _closed: bool = False
 
     @property
@@ -86,13 +91,29 @@ class HostTier:
         copy = self.copies.get(model)
         return copy.nbytes if copy is not None else 0
 
+    @property
+    def leaving(self) -> dict[str, asyncio.Future[None]]:
+        """By model whose copy is being dropped, or goes with its engine, what to wait for."""
+        found = dict(self.going)
+        for name in self.copies:
+            record = self.roster.records.get(name)
+            if record is not None and record.state is Residency.UNLOADING and record.task is not None:
+                found[name] = record.task
+        return {name: end for name, end in found.items() if not end.done()}
+
+    @property
+    def leaving_bytes(self) -> int:
+        """What those copies will give back."""
+        return sum(self.held(name) for name in self.leaving)
+
     def room_for(self, nbytes: int, *, keep: Collection[str]) -> list[str] | None:
         """Whose copies have to go so that ``nbytes`` fit; ``None``: they can't be had.
 
         From what is free; then droppable backups, which cost nothing to lose; then the copy that was parked longest ago
-        and that nobody waits for. Never one of ``keep``.
+        and that nobody waits for. Never one of ``keep``. What is leaving already counts as gone, and what other parks
+        wait for as taken.
         """
-        short = self._short(nbytes)
+        short = self._short(nbytes + sum(self.awaited.values()) - self.leaving_bytes)
         if short <= 0:
             return []
         if nbytes > self.budget:
@@ -126,7 +147,7 @@ class HostTier:
     def _may_go(self, name: str) -> bool:
         record = self.roster.records.get(name)
         copy = self.copies[name]
-        if record is None:
+        if record is None or name in self.going:
             return False
         if copy.droppable:
             return record.state in (Residency.RESIDENT, Residency.DRAINING)
