@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sie_core.errors import SieError
 from sie_core.residency.reasons import HOST_WAITS
-from sie_core.residency.record import Drain
+from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
 from sie_core.types import Residency
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sie_core.residency.lifecycle import Lifecycle
 
 __all__ = ["Watch"]
+
+_REASON = "memory pressure from other processes"
 
 
 class Watch:
@@ -55,7 +57,7 @@ class Watch:
         self._feel_pressure()
         for account in roster.devices:
             short = ledger.deficit(account)
-            if short > 0 and self._deficits.get(account, 0) > 0 and not self._admission.busy:
+            if short > 0 and self._deficits.get(account, 0) > 0:
                 self._relieve(account, short)
             self._deficits[account] = short
         self._admission.request_pump()
@@ -88,16 +90,35 @@ class Watch:
             parking.relieve_host(parking.tier.arena.idle + 1, reason)
 
     def _relieve(self, account: str, short: int) -> None:
-        """Let idle models go until the book is right again."""
+        """Let idle models go until the book is right again; then parked engines that have kept something there."""
         roster = self._roster
-        for name in tuple(roster.recent):
-            record = roster.records[name]
+        short -= sum(self._freed(record, account) for record in roster.records.values() if _leaves(record))
+        idle = [roster.records[name] for name in roster.recent]
+        kept = [record for record in roster.records.values() if record.state is Residency.PARKED]
+        for record in (*idle, *kept):
+            freed = self._freed(record, account)
             if short <= 0:
                 return
-            if record.state is not Residency.RESIDENT or record.leases or record.tickets or record.spec.pinned:
+            if freed <= 0 or not _may_go(record):
                 continue
-            freed = roster.ledger.freed_by(name).get(account, 0)
-            if freed > 0:
-                roster.decide(name, "evict", f"other processes took {account}", needed=short, promised=freed)
-                self._lifecycle.drains.begin(record, Drain("memory pressure from other processes", park=True))
-                short -= freed
+            roster.decide(record.name, "evict", f"other processes took {account}", needed=short, promised=freed)
+            if record.state is Residency.RESIDENT:
+                self._lifecycle.drains.begin(record, Drain(_REASON, park=True))
+            else:
+                self._lifecycle.unload(record, _REASON)
+            short -= freed
+
+    def _freed(self, record: Record, account: str) -> int:
+        return self._roster.ledger.freed_by(record.name).get(account, 0)
+
+
+def _leaves(record: Record) -> bool:
+    """On its way out, with nobody left who could keep it."""
+    if record.state is Residency.DRAINING:
+        return not record.leases
+    return record.state in (Residency.PARKING, Residency.UNLOADING)
+
+
+def _may_go(record: Record) -> bool:
+    idle = not (record.leases or record.tickets or record.spec.pinned)
+    return idle and record.drain is None and record.state in (Residency.RESIDENT, Residency.PARKED)
