@@ -149,14 +149,27 @@ def test_memory_high_is_a_limit(v2: Machine) -> None:
     assert v2.memory().available() == 0, "over it there is nothing, and not less than nothing"
 
 
-def test_protected_cache_of_a_descendant_is_not_reclaimable(v2: Machine) -> None:
+@pytest.mark.parametrize("protected", ["max", str(GIB)])
+def test_protected_cache_of_a_descendant_is_not_reclaimable(v2: Machine, protected: str) -> None:
     v2.v2("sys/fs/cgroup/pod", limit=64 * GIB, used=60 * GIB, cache=50 * GIB)
-    v2.write("sys/fs/cgroup/pod/sidecar/deep/memory.min", "0\n")
+    v2.write("sys/fs/cgroup/pod/sidecar/memory.min", "0\n")
     assert v2.memory().available() == 54 * GIB
-    v2.write("sys/fs/cgroup/pod/sidecar/deep/memory.min", "max\n")
+    v2.write("sys/fs/cgroup/pod/sidecar/memory.min", f"{protected}\n")
     assert v2.memory().available() == 4 * GIB
+
+
+def test_what_a_parent_does_not_protect_its_children_cant(v2: Machine) -> None:
+    v2.v2("sys/fs/cgroup/pod", limit=64 * GIB, used=60 * GIB, cache=50 * GIB)
+    v2.write("sys/fs/cgroup/pod/sidecar/memory.min", "0\n")
     v2.write("sys/fs/cgroup/pod/sidecar/deep/memory.min", f"{GIB}\n")
-    assert v2.memory().available() == 4 * GIB
+    assert v2.memory().available() == 54 * GIB
+
+
+def test_only_what_is_right_below_is_looked_at(v2: Machine) -> None:
+    """It is asked once a second, and the tree below may be that of a whole machine."""
+    v2.v2("sys/fs/cgroup/pod", limit=64 * GIB, used=60 * GIB, cache=50 * GIB)
+    v2.write("sys/fs/cgroup/pod/sidecar/deep/memory.min", "what nobody reads does no harm\n")
+    assert v2.memory().available() == 54 * GIB
 
 
 def test_a_levels_own_protection_does_not_bind_its_own_limit(v2: Machine) -> None:
@@ -382,3 +395,26 @@ def test_pressure_that_cant_be_read_is_no_error(v2: Machine) -> None:
     v2.write("proc/pressure/memory", PRESSURE.format("50.00"))
     unreadable(v2.root / "proc/pressure/memory")
     assert v2.memory().pressure() is None
+
+
+def test_the_own_cgroup_tells_more_than_the_machine(v2: Machine) -> None:
+    v2.write("proc/pressure/memory", PRESSURE.format("50.00"))
+    v2.write("sys/fs/cgroup/pod/memory.pressure", PRESSURE.format("20.00"))
+    assert v2.memory().pressure() == 20.0
+    v2.write("sys/fs/cgroup/pod/app/memory.pressure", PRESSURE.format("3.00"))
+    assert v2.memory().pressure() == 3.0, "the others' containers may wait for what is not ours to give"
+
+
+@pytest.mark.parametrize("how", ["unreadable", "empty"])
+def test_a_cgroup_that_keeps_no_count_leaves_it_to_the_next(v2: Machine, how: str) -> None:
+    v2.write("proc/pressure/memory", PRESSURE.format("50.00"))
+    v2.write("sys/fs/cgroup/pod/app/memory.pressure", "")
+    if how == "unreadable":
+        unreadable(v2.root / "sys/fs/cgroup/pod/app/memory.pressure")
+    assert v2.memory().pressure() == 50.0
+
+
+def test_version_1_leaves_it_to_the_machine(v1: Machine) -> None:
+    v1.write("proc/pressure/memory", PRESSURE.format("50.00"))
+    v1.write("sys/fs/cgroup/memory/docker/app/memory.pressure", PRESSURE.format("3.00"))
+    assert v1.memory().pressure() == 50.0

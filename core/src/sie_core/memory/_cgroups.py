@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,18 @@ class Level:
             return 0
         figures = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
         return sum(_number(figures.get(name, "0"), self.path / "memory.stat") or 0 for name in names)
+
+    def pressure(self) -> str | None:
+        """The kernel's account of how long tasks here have waited for memory; ``None`` where there is none."""
+        return read_pressure(self.path / "memory.pressure") if self.version == 2 else None
+
+
+def read_pressure(path: Path) -> str | None:
+    """The file's text; ``None`` when there is no such file, or the kernel was told not to keep count."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 def find_levels(root: Path) -> Iterator[Level]:
@@ -121,11 +134,16 @@ def _inside(mount: Path, mounted: str, path: str) -> Path | None:
 
 
 def _protects(directory: Path) -> bool:
-    """Whether any cgroup below has a ``memory.min``, under which the kernel reclaims nothing."""
-    for folder, names, _ in os.walk(directory):
-        for name in names:
-            file = Path(folder, name, "memory.min")
-            if file.exists() and _read_number(file) != 0:
+    """Whether a cgroup below has a ``memory.min``, under which the kernel reclaims nothing.
+
+    What a cgroup protects is bounded by what its parent does, so those right below tell it all; the tree below them
+    may be that of a whole machine.
+    """
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            file = Path(entry.path, "memory.min")
+            text = _read(file) if entry.is_dir(follow_symlinks=False) else None
+            if text is not None and _number(text, file) != 0:
                 return True
     return False
 

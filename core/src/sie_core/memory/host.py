@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import psutil  # type: ignore[import-untyped, unused-ignore]
 from attrs import frozen
 
-from sie_core.memory._cgroups import Level, find_levels
+from sie_core.memory._cgroups import Level, find_levels, read_pressure
 
 __all__ = ["CgroupLevel", "HostMemory", "host_cache_budget"]
 
@@ -79,12 +79,14 @@ class HostMemory:
         return self.physical() if limit is None else min(limit, self.physical())
 
     def pressure(self) -> float | None:
-        """Percent of the last 10 s in which some task waited for memory; ``None``: the kernel does not say."""
-        try:
-            text = (self._root / "proc/pressure/memory").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # no such file, or the kernel was told not to keep count
-            return None
-        found = _SOME_AVG10.search(text)
+        """Percent of the last 10 s in which some task waited for memory; ``None``: the kernel does not say.
+
+        Of the process's own cgroup where that keeps count (version 2), else of the whole machine, whose other
+        containers may wait for memory that is none of ours to give.
+        """
+        own = (level.pressure() for level in find_levels(self._root))
+        texts = (*own, read_pressure(self._root / "proc/pressure/memory"))
+        found = next((match for text in texts if text and (match := _SOME_AVG10.search(text))), None)
         return float(found[1]) if found else None
 
     def levels(self) -> list[CgroupLevel]:
