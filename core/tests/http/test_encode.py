@@ -186,6 +186,9 @@ BAD: list[tuple[dict[str, Any], str, int | None]] = [
     ({"params": {"is_query": "yes"}}, "is_query", None),
     ({"params": {"is_qeury": True}}, "params", None),
     ({"params": {"options": [1]}}, "params.options", None),
+    *(({"params": {"options": nothing}}, "params.options", None) for nothing in ([], "", 0, False)),
+    *(({"params": {"output_dtype": nothing}}, "output_dtype", None) for nothing in ([], "", 0, False, {})),
+    *(({"items": [{"text": "a", "images": nothing}]}, "items", 0) for nothing in ({}, "", 0, False)),
     ({"params": {"options": {"truncate": 1}}}, "truncate", None),
     ({"params": {"options": {"dimensions": "4"}}}, "dimensions", None),
 ]

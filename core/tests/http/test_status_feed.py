@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import time
 from typing import Any
 
@@ -108,7 +109,9 @@ async def test_what_a_watcher_says_is_ignored(listening: Start) -> None:
 
 
 @pytest.mark.parametrize(("key", "status"), [(None, 401), ("wrong", 401), ("in", None), ("root", None)])
-async def test_keys_count_here_too(listening: Start, key: str | None, status: int | None) -> None:
+async def test_keys_count_here_too(
+    listening: Start, key: str | None, status: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = (key_line("inference", "in"), key_line("admin", "root"))
     async with listening(api_keys=keys) as s:
         if status is None:
@@ -119,6 +122,22 @@ async def test_keys_count_here_too(listening: Start, key: str | None, status: in
             async with watch(s, key):
                 pass
     assert caught.value.response.status_code == status
+    assert b"UNAUTHORIZED" in caught.value.response.body
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_refused_client_that_leaves_at_once_holds_nothing(listening: Start) -> None:
+    async with listening(api_keys=(key_line("inference", "in"),)) as s:
+        host, port = s.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"GET /ws/status HTTP/1.1\r\nhost: sie\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        writer.transport.abort()
+        before = time.monotonic()
+        assert (await s.http.get("/healthz")).status_code == 200
+    assert time.monotonic() - before < 5.0
 
 
 async def test_an_unknown_socket_is_refused(listening: Start) -> None:
