@@ -38,6 +38,8 @@ BAD = [
     ("server:\n  port: 1\n  port: 2\n", ["3:3: server.port: the key 'port' stands here twice (first in line 2)"]),
     ("server: {}\nserver: {}\n", ["2:1: server: the key 'server' stands here twice"]),
     ("on: 1\n", ["1:1: a key must be text, and this is a boolean (on is one in YAML): put it"]),
+    ("2024-01-01: 1\n", ["1:1: a key must be text, and this is 2024-01-01, which YAML takes for a date: put it in q"]),
+    ("0x10: 1\n", ["1:1: a key must be text, and this is 0x10, which YAML takes for a number (octal or another base"]),
     ("? [a]\n: 1\n", ["1:3: a key must be text, and this is a list"]),
     ("server:\n  <<: 7\n", ["2:3: server: << merges mappings"]),
     ("server: {}\nserver: {}\n1: x\n", ["2:1: server: the key", "3:1: a key must be text, and this is the number 1"]),
@@ -196,6 +198,13 @@ def test_a_bad_file(text: str, expected: list[str], write: Write) -> None:
         assert part in message
         if part[:1].isdigit():
             assert f"sie.yaml:{part}" in message
+
+
+@pytest.mark.parametrize("key", ["2024-01-01", "0x10", "12:30:00", "7", "yes", "="])
+def test_what_to_do_about_a_key_is_said_once(key: str, write: Write) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(f"{key}: 1\n"), environ={})
+    assert str(caught.value).count("put it in quotes") == 1
 
 
 @pytest.mark.parametrize(("text", "expected"), [entry for entry in BAD if "[[[" not in entry[0]][::4])

@@ -184,7 +184,8 @@ class _Tree:
         if node.tag == _TAG + "str":
             return str(node.value)
         key = scalar(node, 0, 0)
-        self.report.add(where, f"a key must be text, and this is {key.describe()}: put it in quotes")
+        hint = "" if key.kind == "odd" else ": put it in quotes"  # what is odd says so itself
+        self.report.add(where, f"a key must be text, and this is {key.describe()}{hint}")
         return None
 
     def _merged(self, value: Value, where: Where) -> list[Value]:
