@@ -130,11 +130,6 @@ class ComputeConfig:
         help="Threads that an engine computes with on the CPU. Not set: the framework's choice.",
         check=at_least(1),
     )
-    prepare_threads: int | None = option(
-        None,
-        help="Threads that tokenise and decode beside the engines. Not set: from the number of CPUs.",
-        check=at_least(1),
-    )
 
 
 @frozen
