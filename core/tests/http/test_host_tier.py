@@ -49,6 +49,46 @@ async def test_a_parked_model_answers_as_if_it_had_never_left(served: Start) -> 
     assert awake["wake_s"] >= 0
 
 
+async def test_a_model_that_no_device_could_hold_is_refused_with_the_figures_and_nobody_leaves(served: Start) -> None:
+    # Scenario 2.
+    async with served(tier=TIER) as s:
+        await s.encode("org/mini")
+        await act(s, "park", "org/mini")
+        await s.encode("mini")
+        before = (await s.http.get("/v1/status")).json()
+        refused = await s.encode("huge")
+        again = await s.encode("huge")
+        assert FaultPoints.of("huge").hits("load") == 0
+        after = (await s.http.get("/v1/status")).json()
+        decisions = (await s.http.get("/v1/admin/decisions")).json()["decisions"]
+    for answer in (refused, again):
+        assert answer.status_code == 502
+        assert "retry-after" not in answer.headers
+        assert "needs 1.0 GiB on emulated:0, which has 256.0 MiB in all" in answer.json()["detail"]["message"]
+    states = [[(one["name"], one["residency"]) for one in status["models"]] for status in (before, after)]
+    assert states[1] == [(name, "failed" if name == "huge" else state) for name, state in states[0]]
+    assert after["host_cache"] == before["host_cache"]
+    assert [one["model"] for one in decisions] == ["org/mini", "huge", "huge"]
+
+
+@pytest.mark.parametrize("budget", [900 * 1024, MIB])
+async def test_a_budget_for_no_model_and_for_exactly_one(served: Start, budget: int) -> None:
+    async with served(tier={"host_cache_bytes": budget}) as s:
+        for model in ("mini", "org/mini"):
+            await s.encode(model)
+        replies = [await act(s, "park", model) for model in ("mini", "org/mini")]
+        states = [await residency(s, model) for model in ("mini", "org/mini")]
+        answers = [await s.encode(model) for model in ("mini", "org/mini")]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    if budget < MIB:
+        assert [reply.status_code for reply in replies] == [400, 400]
+        assert "1.0 MiB are over the budget of 900.0 KiB" in replies[0].text
+        assert states == ["resident", "resident"]
+    else:
+        assert [reply.status_code for reply in replies] == [200, 200]
+        assert states == ["unloaded", "parked"]
+
+
 async def test_requests_before_during_and_after_a_park_are_answered(served: Start) -> None:
     # Scenario 10.
     async with served(tier=TIER) as s:
