@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 SCRIPT = Path(sys.executable).with_name("sie")
@@ -114,3 +116,44 @@ def distribution(tmp_path: Path) -> Callable[..., dict[str, str]]:
         return {"PYTHONPATH": os.pathsep.join(paths)}
 
     return install
+
+
+class Server:
+    """A server whose output is read from a file, so that it can't fill a pipe."""
+
+    def __init__(
+        self, launch: Any, folder: Path, until: Callable[..., Any], config: str, *arguments: Any, env: Any
+    ) -> None:
+        self.log = folder / "output.txt"
+        self._until = until
+        (folder / "sie.yaml").write_text(config, encoding="utf-8")
+        with self.log.open("wb") as output:
+            self.process: subprocess.Popen[bytes] = launch(
+                "serve", "--port", 0, *arguments, env=env, stdout=output, stderr=output
+            )
+        self.url = self.wait_for("SIE is ready at ").split("SIE is ready at ")[1].split()[0]
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, words: str) -> str:
+        return str(self._until(lambda: self.text if words in self.text else "", what=f"{words!r}", seconds=60))
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def model(self, name: str) -> dict[str, Any]:
+        models = httpx.get(f"{self.url}/v1/status").json()["models"]
+        return next(dict(model) for model in models if model["name"] == name)
+
+    def encode(self, model: str = "a") -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/encode/{model}", json={"items": [{"text": "x"}]}, timeout=60)
+
+
+@pytest.fixture
+def server(launch: Any, tmp_path: Path, until: Callable[..., Any]) -> Callable[..., Server]:
+    def start(config: str, *arguments: Any, env: Any = None) -> Server:
+        return Server(launch, tmp_path, until, config, *arguments, env=env)
+
+    return start

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -67,49 +65,8 @@ def admission_reserve(model, devices):
 """
 
 
-class Server:
-    """A server whose output is read from a file, so that it can't fill a pipe."""
-
-    def __init__(
-        self, launch: Any, folder: Path, until: Callable[..., Any], config: str, *arguments: Any, env: Any
-    ) -> None:
-        self.log = folder / "output.txt"
-        self._until = until
-        (folder / "sie.yaml").write_text(config, encoding="utf-8")
-        with self.log.open("wb") as output:
-            self.process: subprocess.Popen[bytes] = launch(
-                "serve", "--port", 0, *arguments, env=env, stdout=output, stderr=output
-            )
-        self.url = self.wait_for("SIE is ready at ").split("SIE is ready at ")[1].split()[0]
-
-    @property
-    def text(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def wait_for(self, words: str) -> str:
-        return str(self._until(lambda: self.text if words in self.text else "", what=f"{words!r}", seconds=60))
-
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-
-    def model(self, name: str) -> dict[str, Any]:
-        models = httpx.get(f"{self.url}/v1/status").json()["models"]
-        return next(dict(model) for model in models if model["name"] == name)
-
-    def encode(self, model: str = "a") -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/encode/{model}", json={"items": [{"text": "x"}]}, timeout=60)
-
-
-@pytest.fixture
-def server(launch: Any, tmp_path: Path, until: Callable[..., Any]) -> Callable[..., Server]:
-    def start(config: str, *arguments: Any, env: Any = None) -> Server:
-        return Server(launch, tmp_path, until, config, *arguments, env=env)
-
-    return start
-
-
 def test_what_runs_finishes_and_hooks_come_last(
-    server: Callable[..., Server], until: Callable[..., Any], distribution: Callable[..., Any]
+    server: Callable[..., Any], until: Callable[..., Any], distribution: Callable[..., Any]
 ) -> None:
     one = server("models: [{name: a, adapter: fake, options: {run_s: 1.5}}]\n", env=distribution("farewell", FAREWELL))
     with ThreadPoolExecutor(1) as pool:
@@ -124,7 +81,7 @@ def test_what_runs_finishes_and_hooks_come_last(
     assert "Traceback" not in said
 
 
-def test_under_load_every_request_is_answered_or_turned_away(server: Callable[..., Server]) -> None:
+def test_under_load_every_request_is_answered_or_turned_away(server: Callable[..., Any]) -> None:
     one = server("models: [{name: a, adapter: fake, options: {run_s: 0.02}}]\n")
     assert one.encode().status_code == 200
     answers: Counter[Any] = Counter()
@@ -156,7 +113,7 @@ def test_under_load_every_request_is_answered_or_turned_away(server: Callable[..
     assert "Traceback" not in one.text
 
 
-def test_while_loading_the_load_is_called_off(server: Callable[..., Server], until: Callable[..., Any]) -> None:
+def test_while_loading_the_load_is_called_off(server: Callable[..., Any], until: Callable[..., Any]) -> None:
     one = server("models: [{name: a, adapter: fake, options: {load_s: 300}}]\n")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(one.encode)
@@ -169,7 +126,7 @@ def test_while_loading_the_load_is_called_off(server: Callable[..., Server], unt
     assert time.monotonic() - began < 10
 
 
-def test_an_idle_connection_and_a_watcher_hold_nothing(server: Callable[..., Server]) -> None:
+def test_an_idle_connection_and_a_watcher_hold_nothing(server: Callable[..., Any]) -> None:
     from websockets.sync.client import connect
 
     one = server("models: [{name: a, adapter: fake}]\n")
@@ -182,7 +139,7 @@ def test_an_idle_connection_and_a_watcher_hold_nothing(server: Callable[..., Ser
     assert time.monotonic() - began < 10
 
 
-def test_requests_that_outlast_their_time_are_cut(server: Callable[..., Server], until: Callable[..., Any]) -> None:
+def test_requests_that_outlast_their_time_are_cut(server: Callable[..., Any], until: Callable[..., Any]) -> None:
     one = server("models: [{name: a, adapter: fake, options: {run_s: 8}}]\n", "--drain-s", "0.5")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(one.encode)
@@ -193,9 +150,7 @@ def test_requests_that_outlast_their_time_are_cut(server: Callable[..., Server],
     assert one.process.wait(30) == 0
 
 
-def test_a_stuck_hook_does_not_keep_the_process(
-    server: Callable[..., Server], distribution: Callable[..., Any]
-) -> None:
+def test_a_stuck_hook_does_not_keep_the_process(server: Callable[..., Any], distribution: Callable[..., Any]) -> None:
     one = server("models: [{name: a, adapter: fake, pinned: true}]\n", "--drain-s", 0, env=distribution("stuck", STUCK))
     one.wait_for("loading -> resident")
     one.terminate()
@@ -204,7 +159,7 @@ def test_a_stuck_hook_does_not_keep_the_process(
 
 
 def test_a_load_that_never_returns_does_not_keep_the_process(
-    server: Callable[..., Server], distribution: Callable[..., Any]
+    server: Callable[..., Any], distribution: Callable[..., Any]
 ) -> None:
     one = server(
         "models: [{name: a, adapter: unstoppable, pinned: true}]\n",
@@ -220,7 +175,7 @@ def test_a_load_that_never_returns_does_not_keep_the_process(
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(
-    server: Callable[..., Server], distribution: Callable[..., Any], second: signal.Signals
+    server: Callable[..., Any], distribution: Callable[..., Any], second: signal.Signals
 ) -> None:
     one = server("models: [{name: a, adapter: fake}]\n", env=distribution("stuck", STUCK))
     one.terminate()
@@ -232,7 +187,7 @@ def test_a_second_signal_ends_it_at_once(
     assert "leaving at once" in one.text
 
 
-def test_no_process_is_left_behind(server: Callable[..., Server]) -> None:
+def test_no_process_is_left_behind(server: Callable[..., Any]) -> None:
     one = server("models: [{name: a, adapter: fake}]\n", "--emulate-device", "16MiB")
     assert one.encode().status_code == 200
     children = psutil.Process(one.process.pid).children(recursive=True)
