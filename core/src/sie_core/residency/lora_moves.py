@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 import attrs
 
 from sie_core.adapter import AdmissionReserve, DeviceNeed, LoraEngine
-from sie_core.errors import OutOfMemory, TransitionCancelled, Unsupported
+from sie_core.errors import HookTimeout, OutOfMemory, TransitionCancelled, Unsupported
 from sie_core.residency.record import Lora, Record, Seat
+from sie_core.residency.roster import log
+from sie_core.types import Residency
 
 if TYPE_CHECKING:
     from sie_core.residency.lifecycle import Lifecycle
 
-__all__ = ["LoraMoves", "check_there", "takes_loras"]
+_SERVING = frozenset({Residency.RESIDENT, Residency.DRAINING})
+
+__all__ = ["LoraMoves", "check_there", "is_there", "takes_loras"]
 
 
 class LoraMoves:
@@ -53,12 +57,12 @@ class LoraMoves:
         life, roster, source = self._life, self._life.roster, lora.source
         timeout = roster.settings.load_timeout_s
         engine, ctx = takes_loras(record, seat), life.context(record, timeout)
-        before = await life.report(seat)
+        before = await self._report(record, seat)
         with roster.moving_bytes(record.devices):
             await seat.worker.call(engine.lora_load, lora.name, source, ctx, hook="lora_load", timeout=timeout)
-            after = await life.report(seat)
+            after = await self._report(record, seat)
         check_there(record, seat)
-        grown = {account: max(0, held - before.get(account, 0)) for account, held in after.items()}
+        grown = {account: max(0, held - before[account]) for account, held in after.items() if account in before}
         for account in record.devices:
             roster.ledger.realise(record.name, account, grown.get(account), purpose=purpose)
         roster.ledger.settle(record.name)
@@ -70,16 +74,30 @@ class LoraMoves:
         record.loras[lora.name] = record.loras.pop(lora.name, lora)
         roster.decide(record.name, "LoRA load", lora.name, promised=lora.nbytes)
 
+    async def _report(self, record: Record, seat: Seat) -> Mapping[str, int]:
+        """What the engine says that it holds; nothing, where it fails to say: the adapter is loaded nevertheless."""
+        try:
+            return await self._life.report(seat)
+        except HookTimeout:
+            raise
+        except Exception:
+            log.exception("%s: its engine can't say what it holds", record.name)
+            return {}
+
     async def put_out(self, record: Record, seat: Seat, lora: Lora, reason: str) -> None:
         """Have the engine forget an adapter, and its bytes struck from the book as far as they came free."""
         life, roster = self._life, self._life.roster
         timeout = roster.settings.close_timeout_s
         engine, ctx = takes_loras(record, seat), life.context(record, timeout)
-        before = await life.report(seat)
-        lora.seat = None
-        with roster.moving_bytes(record.devices):
-            await seat.worker.call(engine.lora_unload, lora.name, ctx, hook="lora_unload", timeout=timeout)
-            after = await life.report(seat)
+        lora.seat = None  # first of all: nobody may take it up meanwhile
+        before = await self._report(record, seat)
+        try:
+            with roster.moving_bytes(record.devices):
+                await seat.worker.call(engine.lora_unload, lora.name, ctx, hook="lora_unload", timeout=timeout)
+        except BaseException:
+            lora.seat = seat  # for all that is known it is still there
+            raise
+        after = await self._report(record, seat)
         if record.seat is not seat:
             return
         self._strike(record, lora, after)
@@ -121,7 +139,12 @@ def takes_loras(record: Record, seat: Seat) -> LoraEngine:
     raise Unsupported(f"model {record.name!r} takes no LoRA adapters", supported=(), param="lora")
 
 
+def is_there(record: Record, seat: Seat) -> bool:
+    """Whether the engine still serves."""
+    return record.seat is seat and seat.dead is None and record.state in _SERVING
+
+
 def check_there(record: Record, seat: Seat) -> None:
     """Raises TransitionCancelled where the engine is gone."""
-    if record.seat is not seat or seat.dead is not None:
+    if not is_there(record, seat):
         raise TransitionCancelled(seat.dead or "its engine is gone")

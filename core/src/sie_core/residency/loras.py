@@ -24,7 +24,7 @@ from sie_core.errors import (
     Unsupported,
 )
 from sie_core.residency.failures import LoadFailure, classify
-from sie_core.residency.lora_moves import LoraMoves, check_there, takes_loras
+from sie_core.residency.lora_moves import LoraMoves, check_there, is_there, takes_loras
 from sie_core.residency.record import Lora, Record, Seat
 from sie_core.residency.roster import consume, log
 from sie_core.types import Residency
@@ -144,7 +144,7 @@ class Loras:
             takes_loras(record, seat)
             if record.seat is not seat or seat.dead is not None:
                 raise EngineDied(f"the engine of model {record.name!r} is gone")
-            if _is_there(lora, seat):
+            if _is_loaded(lora, seat):
                 lora.uses += 1
                 record.loras[name] = record.loras.pop(name)  # the last in order: used most recently
                 return LoraHold(lora, lambda lora: self._released(record, lora))
@@ -224,12 +224,12 @@ class Loras:
             except HookTimeout as error:
                 self._life.died(record, seat.worker, error.message)  # its thread is lost, and the engine with it
                 raise EngineDied(error.message) from error
-            except TransitionCancelled as error:
-                message = f"model {record.name!r} went while its LoRA adapter {lora.name!r} was loaded: {error.message}"
-                raise LoraLoading(message) from error
             except ResourceExhausted:
                 raise  # no fault of the adapter's
             except Exception as error:  # whatever an adapter raises is a load failure, classed by type
+                if isinstance(error, TransitionCancelled | EngineDied) or not is_there(record, seat):
+                    message = f"model {record.name!r} went while its LoRA adapter {lora.name!r} was loaded"
+                    raise LoraLoading(message) from error
                 lora.attempts += 1
                 lora.failure = failure = classify(error, attempts=lora.attempts, now=roster.now())
                 self._note_failure(record, lora, failure)
@@ -364,7 +364,7 @@ class Loras:
         self._life.keep(task)
 
 
-def _is_there(lora: Lora, seat: Seat) -> bool:
+def _is_loaded(lora: Lora, seat: Seat) -> bool:
     return lora.seat is seat and lora.loaded_from == lora.source
 
 

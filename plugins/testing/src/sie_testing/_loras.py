@@ -50,19 +50,25 @@ class FakeLoras:
             if name in self._held.loras or len(self._held.loras) >= self.max_loras or self._held.parked:
                 raise RuntimeError(f"LoRA adapter {name!r} was loaded twice, beyond the limit, or while parked")
             pause(self.options.lora_s)
+            self._check_alive()
             if attempt <= self.options.oom_at_lora:
                 raise DeviceOutOfMemory("the fake device is full", account=self.devices[0])
-            self._held.loras[name] = self.options.lora_bytes
+            self._held.add_lora(ctx, name, self.options.lora_bytes)
 
     def lora_unload(self, name: str, ctx: TransitionContext) -> None:
         with self._alone("lora_unload"):
             self.faults.reach("lora_unload", ctx.cancelled)
-            self._held.loras.pop(name, None)
+            self._held.remove_lora(name)
 
     def _check_lora(self, name: str) -> None:
         """A core that lets a request run without its adapter must not get away with it here."""
         if name not in self._held.loras:
             raise InferenceError(f"LoRA adapter {name!r} is not loaded")
 
+    # The engine's own:
+
     def _alone(self, what: str) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def _check_alive(self) -> None:
         raise NotImplementedError

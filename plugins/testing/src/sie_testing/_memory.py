@@ -28,7 +28,7 @@ class FakeMemory:
     backup_bytes: int = 0
     damaged: bool = False
     loras: dict[str, int] = field(factory=dict)
-    """Bytes of each LoRA adapter on every account; made up also with ``allocate``."""
+    """Bytes of each LoRA adapter on every account."""
     _buffers: dict[tuple[str, str], DeviceBuffer] = field(factory=dict)
     _copy: dict[str, memoryview] = field(factory=dict)
     _freed: bool = False
@@ -59,8 +59,7 @@ class FakeMemory:
     def copy_bytes(self) -> int:
         """Bytes of the host copy."""
         own = self.options.offload_bytes
-        if self.options.allocate:
-            return sum(self.weights.values())
+        own = None if self.options.allocate else own
         return (sum(self.weights.values()) if own is None else own) + self._lora_bytes * len(self.accounts)
 
     @property
@@ -90,8 +89,8 @@ class FakeMemory:
         if self.options.allocate:
             if not self._copy:
                 self._copy_out(ctx)
-            for account in self.accounts:
-                self._buffers.pop(("weights", account)).free()
+            for key in [key for key in self._buffers if key[0] != "context"]:
+                self._buffers.pop(key).free()
         self.backup_bytes = 0
         self.parked = True
         if self.options.allocate:
@@ -107,7 +106,9 @@ class FakeMemory:
                 kept = self._buffers.pop(("kept", account), None)
                 if kept is not None:
                     kept.free()
-            self._allocate(ctx, "weights", self.weights)
+            wanted = {"weights": self.weights}
+            wanted |= {f"lora {name}": dict.fromkeys(self.accounts, nbytes) for name, nbytes in self.loras.items()}
+            self._allocate_all(ctx, wanted)
             for account, copy in self._copy.items():
                 self._buffers["weights", account].view[: len(copy)] = copy
         if self.options.corrupt_restore:
@@ -142,15 +143,39 @@ class FakeMemory:
         kept = 1.0 - self.options.freed if self.parked else 1.0
         return int((self.weights[account] + self._lora_bytes) * kept)
 
+    def add_lora(self, ctx: TransitionContext, name: str, nbytes: int) -> None:
+        """Take the memory of a LoRA adapter. Raises DeviceOutOfMemory, having given back what it took."""
+        if self.options.allocate:
+            self._allocate_all(ctx, {f"lora {name}": dict.fromkeys(self.accounts, nbytes)})
+        self.loras[name] = nbytes
+
+    def remove_lora(self, name: str) -> None:
+        """Give it back. Idempotent."""
+        self.loras.pop(name, None)
+        for account in self.accounts:
+            buffer = self._buffers.pop((f"lora {name}", account), None)
+            if buffer is not None:
+                buffer.free()
+
     def _allocate(self, ctx: TransitionContext, kind: str, sizes: dict[str, int]) -> None:
+        """Take the memory of an engine that is being made, or is parked; all goes back when it can't be had."""
+        try:
+            self._allocate_all(ctx, {kind: sizes})
+        except BaseException:
+            for key in [] if self.parked else list(self._buffers):
+                self._buffers.pop(key).free()
+            raise
+
+    def _allocate_all(self, ctx: TransitionContext, kinds: dict[str, dict[str, int]]) -> None:
         taken: list[tuple[str, str]] = []
         try:
-            for account, nbytes in sizes.items():
-                if nbytes:
-                    self._buffers[kind, account] = ctx.device_buffer(account, nbytes)
-                    taken.append((kind, account))
+            for kind, sizes in kinds.items():
+                for account, nbytes in sizes.items():
+                    if nbytes:
+                        self._buffers[kind, account] = ctx.device_buffer(account, nbytes)
+                        taken.append((kind, account))
         except BaseException:
-            for key in taken if self.parked else list(self._buffers):
+            for key in taken:
                 self._buffers.pop(key).free()
             raise
 

@@ -15,7 +15,7 @@ from sie_core.residency.roster import consume
 
 from sie_testing._sim_draws import Plot, draw_model
 from sie_testing._sim_world import KIB, SimDeviceFull, SimFault, SimHostFull, World
-from sie_testing.faults import FaultPoints
+from sie_testing.faults import POINTS, FaultPoints
 from sie_testing.virtual import pause
 
 __all__ = ["Actors"]
@@ -72,11 +72,30 @@ class Actors:
                 world.problems.append(f"a request that would wait {wait_s} s was answered after {waited:.3f} s")
         with lease:
             world.counts["leases"] += 1
+            if self._order.random() < 0.3:
+                await self._with_lora(lease)
+                return
             for _ in range(order.choice([0, 1, 1, 3])):
                 if lease.lost.done():
                     world.counts["lost"] += 1
                     return
                 await self._batch(lease)
+
+    async def _with_lora(self, lease: Lease) -> None:
+        """A request that names an adapter: the engine has it as long as the request uses it."""
+        world, order, loop = self._world, self._order, self._world.loop
+        name, wait_s, began = order.choice(["one", "one", "two", "mine"]), order.choice([0.0, 0.5, 10.0]), loop.time()
+        try:
+            hold = await world.registry.hold_lora(lease, name, wait_s=wait_s)
+        finally:
+            if loop.time() - began > wait_s + _LATE_S:
+                world.problems.append(f"a request that would wait {wait_s} s for an adapter waited longer")
+        with hold:
+            world.counts["adapters used"] += 1
+            await self._batch(lease)
+            engine: Any = lease.engine
+            if not lease.lost.done() and name not in engine.loras:
+                world.problems.append(f"{lease.model.name} lost its adapter {name!r} while a request used it")
 
     async def _batch(self, lease: Lease) -> None:
         if not self._plot.activations:
@@ -122,7 +141,7 @@ class Actors:
             await asyncio.sleep(self._order.random() * 2)
             acts = (
                 self._unload, self._load, self._park, self._park, self._pin, self._apply, self._apply_policy,
-                self._kill, self._make_room, self._grow,
+                self._kill, self._make_room, self._grow, self._lora,
             )  # fmt: skip
             act = self._order.choice(acts)
             await self._sincerely(partial(act, self.name()))
@@ -183,6 +202,15 @@ class Actors:
             device = self._order.choice(record.devices)
             self._world.registry._lifecycle.grow(record, record.seat.worker, device, 2 * KIB)
 
+    async def _lora(self, name: str) -> None:
+        """Load or unload an adapter by hand."""
+        registry, order = self._world.registry, self._order
+        lora, wait_s = order.choice(["mine", "one"]), order.choice([0.1, 40.0])
+        if order.random() < 0.5:
+            await registry.load_lora(name, lora, order.choice(["path:/mine", "path:/other"]), wait_s=wait_s)
+        else:
+            await registry.unload_lora(name, lora, wait_s=wait_s)
+
     # --- faults and others -------------------------------------------------------------------------
 
     def _tear(self) -> None:
@@ -210,7 +238,7 @@ class Actors:
             if self._plot.tearing and order.random() < 0.4:
                 self._tear()
                 continue
-            point = order.choice(["load", "offload", "restore", "close", "probe", "memory", "reserve", "drop"])
+            point = order.choice([point for point in POINTS if point not in ("prepare", "run")])
             if self._plot.hanging and order.random() < 0.3:
                 self._world.counts["hangs set"] += 1
                 if order.random() < 0.5:

@@ -85,6 +85,10 @@ def draw_model(name: str, order: random.Random, devices: int, honest: bool) -> M
         offload_s=pick([0.0, 0.02, 0.7]),
         restore_s=pick([0.0, 0.02, 0.7]),
         close_s=pick([0.0, 0.1, 1.0]),
+        max_loras=pick([0, 1, 2]),
+        lora_bytes=pick([1, 4, 40]) * KIB,
+        lora_s=pick([0.0, 0.2]),
+        oom_at_lora=pick([0, 0, 0, 1, 2]),
         dims=2,
         oom_at_load=pick([0, 0, 0, 0, 1, 2]),
         fail_load=pick([None] * 9 + ["EngineStartError", "ValueError"]),
@@ -106,4 +110,5 @@ def draw_model(name: str, order: random.Random, devices: int, honest: bool) -> M
         pinned=order.random() < 0.06,
         idle_evict_s=pick([None, None, 0.0, 0.4, 2.0]),
         min_resident_s=pick([0.0, 0.0, 1.0]),
+        lora={name: f"path:/{name}" for name in ("one", "two", "missing")[: pick([0, 2, 3])]},
     )

@@ -118,7 +118,18 @@ class Rules:
         _require((name in roster.moving) == (state in (_R.QUEUED, _R.LOADING, _R.WAKING)), f"{name} is {state}: moving")
         _require((record.drain is None) or state in (_R.DRAINING, _R.PARKED), f"{name} is {state} with a drain")
         self._leases(record)
+        self._loras(record)
         self._waiters(record)
+
+    def _loras(self, record: Record) -> None:
+        """What the book says of adapters is what the engine has, whenever nobody is at it."""
+        loras, seat = record.loras.values(), record.seat
+        _require(all(lora.uses >= 0 for lora in loras), f"{record.name}: an adapter was given back twice")
+        if record.state is not _R.RESIDENT or seat is None or seat.dead is not None or seat.lora_turn.locked():
+            return
+        booked = {lora.name for lora in loras if lora.seat is seat}
+        there = set(self._world.engine(seat)._held.loras)
+        _require(booked == there, f"{record.name} has the adapters {there}, and {booked} are booked")
 
     def _leases(self, record: Record) -> None:
         seat, state = record.seat, record.state
@@ -153,6 +164,9 @@ class Rules:
         for record in world.records.values():
             _require(record.state in _EMPTY, f"{record.name} is {record.state} after the shutdown")
             _require(not record.tickets, f"{record.name} still has tickets")
+            _require(not any(lora.uses for lora in record.loras.values()), f"{record.name} has adapters in use")
+        bringing = world.registry._lifecycle.loras._bringing
+        _require(not bringing, f"adapters are still on their way: {[lora.name for lora in bringing]}")
         needers = world.registry._admission._waiting
         _require(not needers, f"{[needer.record.name for needer in needers]} still wait for memory")
         for account in world.ledger._accounts.values():
