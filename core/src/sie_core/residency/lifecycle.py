@@ -334,6 +334,13 @@ class Lifecycle:
         if plan is not None:
             self.admission.drained(record, plan)
 
+    def overran(self, record: Record, seat: Seat, error: HookTimeout) -> None:
+        """A call into a resident engine does not return: its thread is lost, and the engine with it."""
+        log.error("%s: %s", record.name, error.message)
+        if seat.worker.stuck is not None:
+            seat.worker.stuck.add_done_callback(consume)
+        self.died(record, seat.worker, error.message)
+
     def grow(self, record: Record, worker: EngineWorker, account: str, nbytes: int) -> bool:
         """Book more for an engine that loads or is resident, if it is there; nobody is evicted for it."""
         loads = record.state is _R.LOADING and record.worker is worker

@@ -6,13 +6,13 @@ books, as it does with every growth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from sie_core.adapter import AdmissionReserve, DeviceNeed, LoraEngine
-from sie_core.errors import HookTimeout, OutOfMemory, TransitionCancelled, Unsupported
+from sie_core.errors import EngineDied, HookTimeout, OutOfMemory, TransitionCancelled, Unsupported
 from sie_core.residency.record import Lora, Record, Seat
 from sie_core.residency.roster import log
 from sie_core.types import Residency
@@ -33,13 +33,8 @@ class LoraMoves:
 
     async def reserve(self, record: Record, seat: Seat, name: str, source: str) -> DeviceNeed:
         """What the adapter will take on each of the engine's devices. Raises LoadError."""
-        need: DeviceNeed = await seat.worker.call(
-            takes_loras(record, seat).lora_reserve,
-            name,
-            source,
-            hook="lora_reserve",
-            timeout=self._life.roster.settings.reserve_timeout_s,
-        )
+        timeout, reserve = self._life.roster.settings.reserve_timeout_s, takes_loras(record, seat).lora_reserve
+        need: DeviceNeed = await self._call(record, seat, reserve, name, source, hook="lora_reserve", timeout=timeout)
         return need
 
     async def book(self, record: Record, need: DeviceNeed, purpose: str, cause: OutOfMemory | None) -> None:
@@ -59,7 +54,8 @@ class LoraMoves:
         engine, ctx = takes_loras(record, seat), life.context(record, timeout)
         before = await self._report(record, seat)
         with roster.moving_bytes(record.devices):
-            await seat.worker.call(engine.lora_load, lora.name, source, ctx, hook="lora_load", timeout=timeout)
+            load = engine.lora_load
+            await self._call(record, seat, load, lora.name, source, ctx, hook="lora_load", timeout=timeout)
             after = await self._report(record, seat)
         check_there(record, seat)
         grown = {account: max(0, held - before[account]) for account, held in after.items() if account in before}
@@ -78,11 +74,22 @@ class LoraMoves:
         """What the engine says that it holds; nothing, where it fails to say: the adapter is loaded nevertheless."""
         try:
             return await self._life.report(seat)
-        except HookTimeout:
-            raise
+        except HookTimeout as error:
+            self._life.overran(record, seat, error)
+            raise EngineDied(error.message) from error
         except Exception:
             log.exception("%s: its engine can't say what it holds", record.name)
             return {}
+
+    async def _call(
+        self, record: Record, seat: Seat, fn: Callable[..., Any], *args: Any, hook: str, timeout: float
+    ) -> Any:
+        """A call into the engine. Raises EngineDied where it does not return: its thread is lost."""
+        try:
+            return await seat.worker.call(fn, *args, hook=hook, timeout=timeout)
+        except HookTimeout as error:
+            self._life.overran(record, seat, error)
+            raise EngineDied(error.message) from error
 
     async def put_out(self, record: Record, seat: Seat, lora: Lora, reason: str) -> None:
         """Have the engine forget an adapter, and its bytes struck from the book as far as they came free."""
@@ -93,7 +100,8 @@ class LoraMoves:
         before = await self._report(record, seat)
         try:
             with roster.moving_bytes(record.devices):
-                await seat.worker.call(engine.lora_unload, lora.name, ctx, hook="lora_unload", timeout=timeout)
+                unload = engine.lora_unload
+                await self._call(record, seat, unload, lora.name, ctx, hook="lora_unload", timeout=timeout)
         except BaseException:
             lora.seat = seat  # for all that is known it is still there
             raise

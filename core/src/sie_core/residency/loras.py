@@ -15,7 +15,6 @@ from attrs import define, field
 from sie_core.errors import (
     DeadlineExceeded,
     EngineDied,
-    HookTimeout,
     LoraLoading,
     ModelLoading,
     OutOfMemory,
@@ -221,9 +220,6 @@ class Loras:
                     await self._make_place(record, seat, lora, way)
                     await self._admit_and_load(record, seat, lora, way)
                     lora.load_s = roster.now() - started
-            except HookTimeout as error:
-                self._life.died(record, seat.worker, error.message)  # its thread is lost, and the engine with it
-                raise EngineDied(error.message) from error
             except ResourceExhausted:
                 raise  # no fault of the adapter's
             except Exception as error:  # whatever an adapter raises is a load failure, classed by type

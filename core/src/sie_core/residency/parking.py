@@ -252,8 +252,7 @@ class Parking:
         try:
             freed = await seat.worker.call(seat.engine.drop_backup, hook="drop_backup", timeout=timeout)
         except HookTimeout as error:
-            log.error("%s: %s", record.name, error.message)
-            self._life.died(record, seat.worker, error.message)  # its thread is lost, and the engine with it
+            self._life.overran(record, seat, error)
             return
         except Exception:  # it keeps its backup, and stays charged for it
             log.exception("%s: dropping its backup failed", record.name)

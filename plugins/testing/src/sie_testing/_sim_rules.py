@@ -128,7 +128,10 @@ class Rules:
         if record.state is not _R.RESIDENT or seat is None or seat.dead is not None or seat.lora_turn.locked():
             return
         booked = {lora.name for lora in loras if lora.seat is seat}
-        there = set(self._world.engine(seat)._held.loras)
+        engine = self._world.engine(seat)
+        if engine.dead:
+            return  # the registry has not heard of it yet
+        there = set(engine._held.loras)
         _require(booked == there, f"{record.name} has the adapters {there}, and {booked} are booked")
 
     def _leases(self, record: Record) -> None:
