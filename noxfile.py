@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -219,3 +220,39 @@ def bench(session: nox.Session) -> None:
     _install_torch_stack(session, "-e", "plugins/testing")
     peer = Path(session.virtualenv.location).parent / "infinity" / "bin" / "infinity_emb"
     session.run("python", "bench/run.py", "--infinity", str(peer), *session.posargs)
+
+
+# --- on a GPU ----------------------------------------------------------------------------------------------
+
+
+def _cuda_devices() -> int:
+    """How many CUDA devices the driver shows this process; 0 where there is no driver."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+_CUDA_CHECK = """
+import sys, torch
+if not torch.cuda.is_available():
+    sys.exit(f"torch {torch.__version__} can't use the GPU: UV_TORCH_BACKEND=cu126 (or another) chooses its build")
+print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name(0)}")
+"""
+
+
+@nox.session(python=TORCH_PYTHON if shutil.which(f"python{TORCH_PYTHON}") else None, reuse_venv=True, default=False)
+def gpu(session: nox.Session) -> None:
+    """What only a GPU can show: the tests marked `gpu`, and a table of parks and wakes. `-- --weights 4GiB`."""
+    if not _cuda_devices():
+        session.skip("there is no CUDA device here: no driver, or it shows this process none")
+    # First, and from the index alone: a folder of wheels for the CPU would win. What follows keeps it.
+    session.install("torch", env={"UV_FIND_LINKS": None, "PIP_FIND_LINKS": None})
+    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "peft")
+    session.run("python", "-c", _CUDA_CHECK)
+    session.run("pytest", "--timeout=300", "-m", "gpu", "adapters-torch/tests")
+    session.run("python", "bench/gpu.py", *session.posargs)

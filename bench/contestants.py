@@ -30,6 +30,7 @@ class Server:
     def __init__(self, name: str, process: subprocess.Popen[bytes], port: int, *, path: str, health: str) -> None:
         self.name = name
         self.process = process
+        self.port = port
         self.url = f"http://127.0.0.1:{port}{path}"
         self._health = f"http://127.0.0.1:{port}{health}"
 
@@ -112,12 +113,12 @@ def _running(
 
 
 @contextmanager
-def sie(folder: Path, config: str | None = None) -> Iterator[Server]:
-    """SIE with MiniLM, as ``sie serve`` starts it; or with the models of ``config``."""
+def sie(folder: Path, config: str | None = None, *arguments: str) -> Iterator[Server]:
+    """SIE with MiniLM, as ``sie serve`` starts it; or with the models of ``config``, and more arguments."""
     if config is not None:
         (folder / "sie.yaml").write_text(config, encoding="utf-8")
     port = free_port()
-    command = [sys.executable, "-m", "sie_core", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "sie_core", "serve", "--port", str(port), *arguments]
     with _running("sie", command, port, path="/v1/embeddings", health="/readyz", cwd=folder) as server:
         yield server
 

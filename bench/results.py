@@ -1,22 +1,26 @@
-"""Pairs of measurements, their ratios, and the table that is made of them."""
+"""Pairs of measurements, their ratios, and the tables that are made of them."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import importlib.metadata
+import math
 import os
 import platform
+import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 from attrs import frozen
 
-TABLE_START = "<!-- measured: start -->"
-TABLE_END = "<!-- measured: end -->"
+HEAD = (
+    "| name | measure | SIE | beside it | ratio, median (least to most) | wanted | met |",
+    "|---|---|---|---|---|---|---|",
+)
 
 
 @frozen
@@ -47,9 +51,10 @@ class Row:
     wanted: str = ""
     met: bool | None = None
 
-    def line(self) -> str:
+    def line(self, name: str) -> str:
+        """As a line of the table; ``name`` is that of the measure which gives it."""
         verdict = {True: "yes", False: "**no**", None: ""}[self.met]
-        return f"| {self.measure} | {self.ours} | {self.theirs} | {self.ratio} | {self.wanted} | {verdict} |"
+        return f"| {name} | {self.measure} | {self.ours} | {self.theirs} | {self.ratio} | {self.wanted} | {verdict} |"
 
 
 T = TypeVar("T")
@@ -79,23 +84,44 @@ def machine() -> str:
     )
 
 
-def write_table(path: Path, rows: Sequence[Row], *, note: str) -> None:
-    """Replace what stands between the markers in the page. Raises ValueError if it has none."""
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of the values that no more than ``100 - percent`` percent of them exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def write_table(path: Path, part: str, found: Mapping[str, Sequence[Row]], *, order: Sequence[str], note: str) -> None:
+    """Put rows into the table between the markers of ``part``, in the place of those that the same measures gave.
+
+    ``found`` has rows by measure. What other measures gave, in this run or an earlier one, stays as it is, with the
+    line that says when and on what it was measured. ``order``: the measures there are; rows of others go.
+    Raises ValueError if the page has no such markers.
+    """
+    start, end = f"<!-- measured: {part}, start -->", f"<!-- measured: {part}, end -->"
     page = path.read_text(encoding="utf-8")
-    head, found_start, rest = page.partition(TABLE_START)
-    _, found_end, tail = rest.partition(TABLE_END)
+    head, found_start, rest = page.partition(start)
+    before, found_end, tail = rest.partition(end)
     if not (found_start and found_end):
-        raise ValueError(f"{path.name} has no {TABLE_START} … {TABLE_END}")
+        raise ValueError(f"{path.name} has no {start} … {end}")
+    rows, remarks = _read_table(before)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    table = [
-        TABLE_START,
-        "",
-        f"Measured on {today}: {machine()}. {note}",
-        "",
-        "| measure | SIE | beside it | ratio, median (least to most) | wanted | met |",
-        "|---|---|---|---|---|---|",
-        *(row.line() for row in rows),
-        "",
-        TABLE_END,
-    ]
-    path.write_text(head + "\n".join(table) + tail, encoding="utf-8")
+    for name, lines in found.items():
+        rows[name] = [row.line(name) for row in lines]
+        remarks[name] = f"{today}, {machine()}. {note}"
+    names = [name for name in order if name in rows]
+    together = {text: [name for name in names if remarks.get(name) == text] for text in remarks.values()}
+    said = [f"- {', '.join(f'`{name}`' for name in which)}: {text}" for text, which in together.items() if which]
+    body = [*said, "", *HEAD, *(line for name in names for line in rows[name])]
+    path.write_text(head + "\n".join([start, "", *body, "", end]) + tail, encoding="utf-8")
+
+
+def _read_table(text: str) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """By measure: its rows as they stand there, and when and on what they were measured."""
+    rows: dict[str, list[str]] = {}
+    remarks: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("| ") and line not in HEAD:
+            rows.setdefault(line.split(" | ")[0].removeprefix("| "), []).append(line)
+        elif remark := re.match(r"- ((?:`\w+`(?:, )?)+): (.*)", line):
+            remarks.update(dict.fromkeys(re.findall(r"`(\w+)`", remark[1]), remark[2]))
+    return rows, remarks

@@ -1,6 +1,6 @@
 """Measure SIE beside infinity-emb, the raw model and a bare Starlette. Run it with ``nox -s bench``.
 
-Without names it measures everything and writes the table into docs/benchmarks.md; with names it prints those measures.
+What was measured replaces the same measures in docs/benchmarks.md, and leaves the others there as they are.
 """
 
 from __future__ import annotations
@@ -10,59 +10,21 @@ import contextlib
 import signal
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import contestants
 import inner
-from attrs import define, evolve, field
-from contestants import Server
+import tier
+from attrs import evolve
 from load import Load, drive
-from raw import WINDOW, RawProcess
+from raw import WINDOW
 from results import Ratio, Row, alternate, write_table
+from stage import SMALL, Bench, Sizes
 from startup import startup_s
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-FAKE = "models: [{name: fake, adapter: fake, options: {vector: constant, dims: 4}}]\n"
 MIB = 1024 * 1024
-
-
-@define
-class Bench:
-    """What the measures share. ``pairs``: how often the contestants take turns; ``seconds``: how long each turn is."""
-
-    pairs: int
-    seconds: float
-    infinity: Path
-    stack: contextlib.ExitStack = field(factory=contextlib.ExitStack)
-    _servers: dict[str, Server] = field(factory=dict)
-    _raw: RawProcess | None = None
-
-    def server(self, name: str) -> Server:
-        """A server, started when it is first asked for; it idles while others are measured."""
-        if name not in self._servers:
-            folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-            starts: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
-                "sie": lambda: contestants.sie(folder),
-                "sie-fake": lambda: contestants.sie(folder, FAKE),
-                "infinity": lambda: contestants.infinity(self.infinity),
-                "starlette": contestants.bare_starlette,
-            }
-            self._servers[name] = self.stack.enter_context(starts[name]())
-            model = "fake" if name == "sie-fake" else "minilm"
-            self._servers[name].warm(model)
-            for clients, texts in ((1, 1), (32, 1), (4, 32)) if model == "minilm" else ((32, 1),):
-                # What is made or compiled on first use, for each kind of load, is made now.
-                drive(self._servers[name], clients=clients, seconds=5, texts_per_request=texts, model=model)
-        return self._servers[name]
-
-    def raw(self) -> RawProcess:
-        """The model in a process of its own, with no server."""
-        if self._raw is None:
-            self._raw = self.stack.enter_context(RawProcess(contestants.model_folder()))
-        return self._raw
 
 
 # --- the measures ------------------------------------------------------------------------------------------
@@ -197,7 +159,12 @@ def registry(bench: Bench) -> list[Row]:
     ]
 
 
-MEASURES = {f.__name__: f for f in (latency, single, batch, start, overhead, memory, registry)}
+PARTS: dict[str, dict[str, Callable[[Bench], list[Row]]]] = {
+    "serving": {f.__name__: f for f in (latency, single, batch, start, overhead, memory, registry)},
+    "tier": {f.__name__: f for f in (tier.turns, tier.copies, tier.beside, tier.host_bytes)},
+}
+"""By table of the page: the measures, in its order."""
+MEASURES = [name for part in PARTS.values() for name in part]
 
 
 def _median(runs: Sequence[Load], what: str) -> float:
@@ -205,33 +172,49 @@ def _median(runs: Sequence[Load], what: str) -> float:
     return statistics.median(values)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"any of: {', '.join(MEASURES)}")
+    known = f"{', '.join(MEASURES)}; or all of a kind: {', '.join(PARTS)} (default: everything)"
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"any of: {known}")
     parser.add_argument("--pairs", type=int, default=5, help="how often the contestants take turns (default: 5)")
-    parser.add_argument("--seconds", type=float, default=10, help="how long a turn is (default: 10)")
+    parser.add_argument("--seconds", type=float, default=10, help="how long a turn is, but in the tier (default: 10)")
     parser.add_argument("--infinity", type=Path, default=Path("infinity_emb"), help="the peer's executable")
+    parser.add_argument("--print", action="store_true", help="print what was measured, and leave the page alone")
+    parser.add_argument(
+        "--small", action="store_true", help="the tier at a tiny size, to see that it works; only prints"
+    )
     options = parser.parse_args(argv)
-    if unknown := set(options.measures) - set(MEASURES):
-        parser.error(f"there is no measure {', '.join(sorted(unknown))}; there is {', '.join(MEASURES)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped, too
-    rows: list[Row] = []
-    for name in options.measures or MEASURES:
-        print(f"{name}: {MEASURES[name].__doc__}", flush=True)
+    if unknown := set(options.measures) - {*MEASURES, *PARTS}:
+        parser.error(f"there is no measure {', '.join(sorted(unknown))}; there is {known}")
+    return options
+
+
+def _wanted(asked: Sequence[str]) -> list[tuple[str, str]]:
+    """Part and name of the measures that were asked for by their names or their part's, in the order of the page."""
+    return [(part, name) for part in PARTS for name in PARTS[part] if not asked or name in asked or part in asked]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _options(argv)
+    notes = {
+        "serving": f"Beside infinity-emb 0.0.77; {options.pairs} turns of {options.seconds:.0f} s for each contestant.",
+        "tier": f"{options.pairs} turns.",
+    }
+    sizes = SMALL if options.small else Sizes()
+    for part, name in _wanted(options.measures):
+        measure = PARTS[part][name]
+        print(f"{name}: {measure.__doc__}", flush=True)
         # Each measure starts what it needs and stops it again, so that nothing else is up while another is taken.
         with contextlib.ExitStack() as stack:
-            found = MEASURES[name](Bench(options.pairs, options.seconds, options.infinity, stack))
-        for row in found:
-            print(f"  {row.line()}", flush=True)
-        rows += found
-    if not options.measures:
-        write_table(
-            PAGE,
-            rows,
-            note=f"Beside infinity-emb 0.0.77; {options.pairs} turns of {options.seconds:.0f} s for each contestant.",
-        )
+            rows = measure(Bench(options.pairs, options.seconds, options.infinity, sizes, stack))
+        for row in rows:
+            print(f"  {row.line(name)}", flush=True)
+        if not options.print and not options.small:
+            # At once: what has been measured is not lost when a later measure fails.
+            write_table(PAGE, part, {name: rows}, order=[*PARTS[part]], note=notes[part])
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped, too
     sys.exit(main())

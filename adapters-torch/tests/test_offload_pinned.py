@@ -83,6 +83,7 @@ class OnTheGpu(OffloadsTensors):
         self.graph = self.output = None
 
 
+@pytest.mark.gpu
 @needs_gpu
 def test_on_a_gpu() -> None:
     arena, engine = Arena(), OnTheGpu()
