@@ -69,7 +69,8 @@ class Gauges:
         for name, unit, about, read in (
             ("requests", "{request}", "Requests that ended, by outcome.", outcomes),
             ("items", "{item}", "Items of answered requests.", field("items")),
-            ("tokens", "{token}", "Tokens of answered requests.", field("tokens")),
+            ("tokens", "{token}", "Tokens of answered requests, read and generated.", field("tokens")),
+            ("generated_tokens", "{token}", "Tokens generated for answered requests.", field("generated_tokens")),
         ):
             meter.create_observable_counter(_MODEL + name, [_callback(read)], unit, about)
 

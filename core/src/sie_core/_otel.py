@@ -133,6 +133,9 @@ class Measured(Telemetry):
 
         cache = _MODEL + "host_cache."
         self._queue = histogram(_MODEL + "queue.duration", "s", _SHORT, "Time that answered requests waited.")
+        self._first = histogram(
+            _MODEL + "time_to_first_token", "s", _SHORT, "Time until the first piece of streamed answers."
+        )
         self._run = histogram(_MODEL + "batch.duration", "s", _SHORT, "Time that the engine took for a batch.")
         self._items = histogram(_MODEL + "batch.size", "{item}", _SIZES, "Items in a batch.")
         self._tokens = histogram(_MODEL + "batch.tokens", "{token}", _TOKENS, "Tokens in a batch, without padding.")
@@ -144,7 +147,8 @@ class Measured(Telemetry):
         self._lookups = meter.create_counter(cache + "lookups", "{lookup}", "Whether a copy was there to wake.")
 
     def _meter(self, name: str) -> ModelMeter:
-        return ModelMeter(name, self._queue.record, self._run.record, self._items.record, self._tokens.record)
+        batches = (self._run.record, self._items.record, self._tokens.record)
+        return ModelMeter(name, self._queue.record, *batches, first_time=self._first.record)
 
     def watch(self, registry: Watched) -> None:
         self._gauges.watch(registry)
@@ -194,7 +198,15 @@ class Measured(Telemetry):
             yield ended
 
     def trace(
-        self, model: str, items: int, tokens: int, *, queue_s: float, tokenise_s: float, inference_s: float
+        self,
+        model: str,
+        items: int,
+        tokens: int,
+        *,
+        queue_s: float,
+        tokenise_s: float,
+        inference_s: float,
+        task: str = "encode",
     ) -> None:
         from opentelemetry.trace import set_span_in_context
 
@@ -205,7 +217,7 @@ class Measured(Telemetry):
         steps = (("queue", queue_s), ("tokenise", tokenise_s), ("inference", inference_s))
         at = end - int(1e9 * (queue_s + tokenise_s + inference_s))
         attributes: dict[str, str | int] = {"sie.model": model, "sie.items": items, "sie.tokens": tokens}
-        span = tracer.start_span("encode", start_time=at, attributes=attributes)
+        span = tracer.start_span(task, start_time=at, attributes=attributes)
         inside = set_span_in_context(span)
         for name, seconds in steps:
             step = tracer.start_span(name, context=inside, start_time=at)

@@ -114,7 +114,11 @@ class AdmissionReserve:
 
 @frozen
 class DeviceGrant:
-    """What the ledger granted on one device: bytes for good, bytes for run time, and how the device stands."""
+    """What the ledger granted on one device: bytes for good, bytes for run time, and how the device stands.
+
+    ``free_bytes``: what the driver calls free as the transition begins, whoever had to go being gone;
+    ``others_unrealised_bytes`` of it are promised to residents that have not taken them yet.
+    """
 
     static_bytes: int
     headroom_bytes: int = 0
@@ -299,16 +303,23 @@ class BatchEngine(Engine):
 
 
 class StreamEngine(Engine):
-    """An engine that runs many requests at once. Cancelling the coroutine aborts the request in the engine."""
+    """An engine that runs many requests at once. Cancelling a call aborts its request in the engine.
+
+    A call that is cancelled, or a stream that is closed, may take a moment to abort, and must not take longer: the
+    model can't be unloaded or parked meanwhile.
+    """
+
+    max_running: int | None = None
+    """Requests that it takes at a time; the others wait in the model's queue. ``None``: it takes all that come."""
 
     async def encode(self, request: BatchRequest) -> Sequence[EncodeOutput]:
         """Encode the items of one request."""
         raise NotImplementedError
 
     async def generate(self, request: GenerateRequest) -> Mapping[str, Any]:
-        """Generate for one request: OpenAI's ``chat.completion`` or ``text_completion`` object.
+        """Generate for one request: OpenAI's ``chat.completion`` or ``text_completion`` object, with its ``usage``.
 
-        ``model``, ``id`` and ``created`` are the core's to fill in.
+        ``model``, ``id``, ``object`` and ``created`` are the core's to fill in: whatever is there is replaced.
 
         Raises:
             InvalidInput: the engine refuses the request.
@@ -319,10 +330,14 @@ class StreamEngine(Engine):
 
     def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes]:
         """The same piece by piece: each a JSON object of OpenAI's stream (``chat.completion.chunk`` or
-        ``text_completion``), without the ``data:`` around it and without the ``[DONE]`` at the end.
+        ``text_completion``) on one line, without the ``data:`` around it and without the ``[DONE]`` at the end.
 
-        The usage comes last where ``body["stream_options"]["include_usage"]`` asks for it. The engine is read no faster
-        than its pieces are taken; closing the generator aborts the request in the engine. Raises as ``generate``.
+        The core always asks for ``stream_options.include_usage``: a piece with the usage and no ``choices`` comes
+        last, and a stream without one counts as broken off. Pieces that begin with the same bytes up to ``choices``
+        are passed on unread; others cost more.
+
+        The engine is read no faster than its pieces are taken; closing the generator aborts the request in the engine.
+        Raises as ``generate``: before the first piece if it can, since a client then gets an error with a status.
         """
         raise NotImplementedError
 

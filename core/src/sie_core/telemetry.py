@@ -36,7 +36,18 @@ class Watched(Protocol):
 class ModelMeter:
     """Counts one model's requests. Cheap enough for every request, measured or not."""
 
-    __slots__ = ("_queue_time", "_run_items", "_run_time", "_run_tokens", "attributes", "items", "outcomes", "tokens")
+    __slots__ = (
+        "_first_time",
+        "_queue_time",
+        "_run_items",
+        "_run_time",
+        "_run_tokens",
+        "attributes",
+        "generated_tokens",
+        "items",
+        "outcomes",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -45,12 +56,16 @@ class ModelMeter:
         run_time: Record = _ignore,
         run_items: Record = _ignore,
         run_tokens: Record = _ignore,
+        first_time: Record = _ignore,
     ) -> None:
         self.attributes: Mapping[str, str] = {"model": model}
         self.outcomes: dict[str, int] = {"ok": 0}
         """Requests so far, by outcome: ``ok``, ``cancelled``, or an error's code."""
         self.items = 0
         self.tokens = 0
+        """Tokens of answered requests: what came in, and what was generated."""
+        self.generated_tokens = 0
+        self._first_time = first_time
         self._queue_time = queue_time
         self._run_time = run_time
         self._run_items = run_items
@@ -62,6 +77,13 @@ class ModelMeter:
         self.items += items
         self.tokens += tokens
         self._queue_time(queue_s, self.attributes)
+
+    def generated(self, prompt_tokens: int, tokens: int, queue_s: float, first_s: float | None) -> None:
+        """The same for a request that generated ``tokens``; ``first_s``: until its first one, if it was streamed."""
+        self.answered(1, prompt_tokens + tokens, queue_s)
+        self.generated_tokens += tokens
+        if first_s is not None:
+            self._first_time(first_s, self.attributes)
 
     def failed(self, outcome: str) -> None:
         """A request ended otherwise: an error's code, or ``cancelled``."""
@@ -139,7 +161,15 @@ class Telemetry:
         return contextlib.nullcontext(_no_status)
 
     def trace(
-        self, model: str, items: int, tokens: int, *, queue_s: float, tokenise_s: float, inference_s: float
+        self,
+        model: str,
+        items: int,
+        tokens: int,
+        *,
+        queue_s: float,
+        tokenise_s: float,
+        inference_s: float,
+        task: str = "encode",
     ) -> None:
         """Spans of a request that was just answered; only called while ``tracing``."""
 

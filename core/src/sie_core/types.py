@@ -161,7 +161,8 @@ class GenerateRequest:
     """What a request hands to an engine that generates.
 
     ``body`` is the body of OpenAI's ``/v1/chat/completions`` (``kind`` chat) or ``/v1/completions``, checked, without
-    ``model``, ``stream`` and ``lora``: what the core does not know is the engine's to take or to refuse.
+    ``model``, ``stream``, ``lora`` and what was ``null``: what the core does not know is the engine's to take or to
+    refuse. A grammar is ``response_format``, or ``regex`` or ``ebnf`` as a string beside it.
     """
 
     kind: Literal["chat", "completion"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import timeit
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from sie_core import (
     EngineDied,
     EngineStartError,
     GatedModel,
+    GenerateRequest,
     InferenceError,
     InputTooLong,
     InvalidInput,
@@ -379,11 +381,71 @@ def test_a_stream_engine_runs_requests_side_by_side_and_aborts_what_is_cancelled
     run(scene())
 
 
-def test_a_stream_engine_generates_piece_by_piece() -> None:
-    async def scene() -> list[str]:
-        return [piece async for piece in stream(token_s=1.0).generate({"prompt": "a b c"})]
+def asked(kind: Literal["chat", "completion"] = "completion", prompt: Any = "a b c", **body: Any) -> GenerateRequest:
+    said = {"prompt": prompt} if kind == "completion" else {"messages": [{"role": "user", "content": prompt}]}
+    return GenerateRequest(kind, {**said, **body})
 
-    assert run(scene()) == ["c", "b", "a"]
+
+async def pieces(engine: FakeStreamEngine, request: GenerateRequest) -> list[dict[str, Any]]:
+    return [json.loads(piece) async for piece in engine.stream(request)]
+
+
+def test_a_stream_engine_generates_the_words_of_its_prompt_from_the_last_to_the_first() -> None:
+    async def scene() -> None:
+        engine = stream(token_s=1.0)
+        whole = await engine.generate(asked())
+        assert asyncio.get_running_loop().time() == 3.0
+        assert whole["choices"][0]["text"] == "c b a"
+        assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+        got = await pieces(engine, asked(stream_options={"include_usage": True}))
+        assert [piece["choices"][0]["text"] for piece in got[:-1]] == ["c", " b", " a", ""]
+        assert [piece["choices"][0]["finish_reason"] for piece in got[:-1]] == [None, None, None, "stop"]
+        assert got[-1]["choices"] == []
+        assert got[-1]["usage"] == whole["usage"]
+        assert (await pieces(engine, asked()))[-1]["choices"] != []
+
+    run(scene())
+
+
+def test_a_stream_engine_knows_n_and_stop_and_a_limit_and_tools() -> None:
+    async def scene() -> None:
+        engine = stream()
+        both = (await engine.generate(asked("chat", n=2, max_tokens=2)))["choices"]
+        assert [choice["message"]["content"] for choice in both] == ["c b", "c b"]
+        assert [choice["finish_reason"] for choice in both] == ["length", "length"]
+        assert (await engine.generate(asked(stop=["b"])))["choices"][0]["text"] == "c"
+        tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+        called = (await engine.generate(asked("chat", tools=[tool], tool_choice="required")))["choices"][0]
+        assert called["message"]["tool_calls"][0]["function"]["name"] == "look"
+        assert called["finish_reason"] == "tool_calls"
+
+    run(scene())
+
+
+def test_a_stream_that_is_closed_half_way_counts_as_aborted() -> None:
+    async def scene() -> None:
+        engine = stream()
+        answer = engine.stream(asked())
+        await anext(answer)
+        assert (engine.running, engine.aborted, engine.emitted) == (1, 0, 1)
+        await answer.aclose()
+        assert (engine.running, engine.aborted, engine.emitted) == (0, 1, 1)
+        assert engine.faults.hits("abort") == 1
+
+    run(scene())
+
+
+def test_a_stream_breaks_off_where_a_fault_says_so(fault_points: Callable[[str], FaultPoints]) -> None:
+    async def scene() -> None:
+        engine = stream()
+        engine.faults.fail("piece", InferenceError("enough"), after=2)
+        got = []
+        with pytest.raises(InferenceError, match="enough"):
+            async for piece in engine.stream(asked()):
+                got.append(piece)
+        assert len(got) == 2
+
+    run(scene())
 
 
 # --- as an installed plugin ---

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from sie_core.serving.batcher import Batcher, BatchLimits
 from sie_core.serving.explain import Departure, Explanation
+from sie_core.serving.generate import Emit, GenerateResult
 from sie_core.serving.service import EncodeResult, ServerStatus, Service
 
-__all__ = ["BatchLimits", "Batcher", "Departure", "EncodeResult", "Explanation", "ServerStatus", "Service"]
+__all__ = [
+    "BatchLimits",
+    "Batcher",
+    "Departure",
+    "Emit",
+    "EncodeResult",
+    "Explanation",
+    "GenerateResult",
+    "ServerStatus",
+    "Service",
+]

@@ -1,22 +1,27 @@
-"""What the service keeps of a model: its queue places, its batcher, its meter, and what it may be asked for."""
+"""What the service keeps of a model: its places, its batcher or turns, its meter, and what it may be asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import define
 
 from sie_core.errors import QueueFull, Unsupported
-from sie_core.types import Capabilities, EncodeParams, Item, ModelSpec, Task
+from sie_core.serving._turns import Turns
+from sie_core.types import BatchRequest, Capabilities, GenerateRequest, ModelSpec, Task
 
 if TYPE_CHECKING:
+    from sie_core.adapter import StreamEngine
     from sie_core.serving.batcher import Batcher
     from sie_core.telemetry import ModelMeter
 
 __all__ = ["Lane", "Place"]
 
 _UNMEASURED_LOAD_S = 10.0
+_NEWEST = 0.2
+"""What the newest answer counts for in the time that an answer takes."""
+_IMAGE_PARTS = frozenset({"image", "image_url", "input_image"})
+_IMAGE_INPUTS = frozenset({"image", "images"})
 
 
 class Place:
@@ -46,10 +51,12 @@ class Lane:
     meter: ModelMeter
     waiting: int = 0
     batcher: Batcher | None = None
+    turns: Turns | None = None
     load_s: float | None = None
+    answer_s: float | None = None
+    """What an answer of an engine with turns takes, lately."""
     _plain: Capabilities | None = None
     """Capabilities that were found to allow a plain request: dense output of text."""
-    _image_inputs: frozenset[str] = field(factory=lambda: frozenset({"image", "images"}))
 
     def enter(self) -> Place:
         """Take a place. Raises QueueFull."""
@@ -65,18 +72,32 @@ class Lane:
         """Half of what waits should be done by then; measured, where anything was measured."""
         if self.batcher is not None and self.batcher.cost.runs:
             return max(1.0, self.batcher.waiting_items * self.batcher.cost.item_seconds / 2)
+        if self.turns is not None and self.turns.limit and self.answer_s is not None:
+            return max(1.0, self.waiting / self.turns.limit * self.answer_s / 2)
         return self.load_s or _UNMEASURED_LOAD_S
 
-    def check(self, known: Capabilities, items: Sequence[Item], params: EncodeParams) -> None:
+    def turns_of(self, engine: StreamEngine) -> Turns:
+        """The places inside this engine."""
+        if self.turns is None or self.turns.engine is not engine:
+            self.turns = Turns(engine)
+        return self.turns
+
+    def ran(self, seconds: float) -> None:
+        """An engine with turns took so long for an answer."""
+        before = self.answer_s
+        self.answer_s = seconds if before is None else before + _NEWEST * (seconds - before)
+
+    def forget_engine(self) -> None:
+        """Keep nothing of it alive."""
+        self.batcher = self.turns = None
+
+    def check(self, known: Capabilities, request: BatchRequest) -> None:
         """Refuse what the model can't do, before it costs anything. Raises Unsupported."""
+        items, params = request.items, request.params
         plain = params.output_types == ("dense",) and not any(item.images for item in items)
         if plain and known is self._plain:
             return
-        if Task.ENCODE not in known.tasks:
-            tasks = sorted(task.value for task in known.tasks)
-            raise Unsupported(
-                f"model {self.name!r} does not encode; it can {', '.join(tasks)}", supported=tasks, param="model"
-            )
+        self._check_task(Task.ENCODE, known)
         missing = [name for name in params.output_types if name not in known.outputs]
         if missing:
             raise Unsupported(
@@ -88,7 +109,7 @@ class Lane:
             self._plain = known
             return
         for index, item in enumerate(items):
-            if item.images and self._image_inputs.isdisjoint(known.inputs):
+            if item.images and _IMAGE_INPUTS.isdisjoint(known.inputs):
                 error = Unsupported(
                     f"model {self.name!r} takes no images; it takes {', '.join(known.inputs)}",
                     supported=known.inputs,
@@ -96,3 +117,33 @@ class Lane:
                 )
                 error.index = index
                 raise error
+
+    def check_generate(self, known: Capabilities, request: GenerateRequest) -> None:
+        """The same for a request that generates: an engine that only embeds may die of a chat. Raises Unsupported."""
+        self._check_task(Task.GENERATE, known)
+        if _IMAGE_INPUTS.isdisjoint(known.inputs) and _has_images(request):
+            raise Unsupported(
+                f"model {self.name!r} takes no images; it takes {', '.join(known.inputs)}",
+                supported=known.inputs,
+                param="messages",
+            )
+
+    def _check_task(self, task: Task, known: Capabilities) -> None:
+        if task not in known.tasks:
+            tasks = sorted(one.value for one in known.tasks)
+            raise Unsupported(
+                f"model {self.name!r} does not {task.value}; it can {', '.join(tasks)}", supported=tasks, param="model"
+            )
+
+
+def _has_images(request: GenerateRequest) -> bool:
+    if request.kind != "chat":
+        return False
+    contents = [message.get("content") for message in request.body["messages"]]
+    return any(
+        part.get("type") in _IMAGE_PARTS
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if isinstance(part, dict)
+    )

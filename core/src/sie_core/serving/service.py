@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import define, frozen
 
 from sie_core.adapter import BatchEngine, StreamEngine
-from sie_core.errors import (
-    DeadlineExceeded,
-    InferenceError,
-    InvalidInput,
-    ModelNotFound,
-    ShuttingDown,
-    SieError,
-    Unsupported,
-)
+from sie_core.errors import InvalidInput, Unsupported
 from sie_core.residency.worker import Worker
-from sie_core.serving._job import translate
+from sie_core.serving._front import Front
 from sie_core.serving._lane import Lane, Place
+from sie_core.serving._turns import encode as encode_at_once
 from sie_core.serving.batcher import Batcher, BatchLimits
 from sie_core.serving.explain import Explanation, Facts, explain
+from sie_core.serving.generate import Emit, GenerateResult, Generator
 from sie_core.telemetry import Telemetry
-from sie_core.types import BatchRequest, Decision, EncodeOutput, EncodeParams, Item, Residency, ResidencyChanged, Task
+from sie_core.types import (
+    BatchRequest,
+    Decision,
+    EncodeOutput,
+    EncodeParams,
+    GenerateRequest,
+    Item,
+    ResidencyChanged,
+    Task,
+)
 
 if TYPE_CHECKING:
     from sie_core.memory.ledger import AccountState
@@ -35,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["EncodeResult", "ServerStatus", "Service"]
 
 _PLAIN = EncodeParams()
-_ENGINE_GOES = frozenset({Residency.UNLOADING, Residency.UNLOADED, Residency.FAILED})
 
 
 @define(eq=False)
@@ -79,14 +82,11 @@ class Service:
         self._registry = registry
         self._telemetry = telemetry or Telemetry.disabled()
         self._telemetry.watch(registry)
-        registry.subscribe(self._residency_changed)
+        self._front = Front(registry, self._telemetry)
+        self._generator = Generator(registry, self._front, self._telemetry)
         self._version = version or __version__
         self._began = time.monotonic()
-        self._lanes: dict[str, Lane] = {}
         self._tokeniser: EngineWorker | None = Worker("tokeniser") if side_thread else None
-        self._in_flight = 0
-        self._stopping = False
-        self._drained: asyncio.Event | None = None
 
     # --- requests --------------------------------------------------------------------------------------
 
@@ -107,34 +107,45 @@ class Service:
             QueueFull, ModelLoading, ResourceExhausted, ShuttingDown: later, with the seconds after which.
             DeadlineExceeded, ModelLoadFailed, InferenceError (NonFiniteOutput, EngineDied), OutOfMemory.
         """
-        began = time.perf_counter()
-        if self._stopping:
-            raise ShuttingDown("the server is shutting down", retry_after_s=5.0)
+        self._front.refuse_at_shutdown()
         if not items:
             raise InvalidInput("there is nothing to encode: the request has no items", param="items")
-        lane = self._lanes.get(model) or self._lane(model)
-        place = lane.enter()
-        self._in_flight += 1
-        outcome = "error"
-        try:
-            result = await self._encode(lane, place, BatchRequest(Task.ENCODE, items, params), deadline_s)
-            outcome = "ok"
-        except SieError as error:
-            outcome = error.code
-            raise
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        finally:
-            place.free()
-            self._leave()
-            if outcome != "ok":
-                lane.meter.failed(outcome)
+        with self._front.visit(model) as visit:
+            lane, began = visit.lane, visit.began
+            request = BatchRequest(Task.ENCODE, items, params)
+            result = await self._encode(lane, visit.place, request, visit.deadline(deadline_s))
         result.queue_s = max(0.0, time.perf_counter() - began - result.tokenise_s - result.inference_s)
         lane.meter.answered(len(items), result.tokens, result.queue_s)
         if self._telemetry.tracing:
             self._trace(result)
         return result
+
+    async def generate(
+        self, model: str, request: GenerateRequest, *, deadline_s: float | None = None
+    ) -> GenerateResult:
+        """Generate, and answer as a whole. ``deadline_s`` shortens the model's own deadline, which bounds all of it.
+
+        Raises as ``encode`` does.
+        """
+        return await self._generator.whole(model, request, deadline_s)
+
+    async def stream(
+        self,
+        model: str,
+        request: GenerateRequest,
+        emit: Emit,
+        *,
+        deadline_s: float | None = None,
+        whole: bool = False,
+    ) -> GenerateResult:
+        """Generate piece by piece: ``emit`` gets each, a JSON object of OpenAI's stream, and is waited for.
+
+        The engine is read no faster than that. The deadline bounds the time to the first piece, or to the last with
+        ``whole``. Cancelling aborts the request in the engine.
+
+        Raises as ``encode`` does, at any time: an answer is complete only when this returns.
+        """
+        return await self._generator.stream(model, request, emit, deadline_s, whole=whole)
 
     def _trace(self, result: EncodeResult) -> None:
         self._telemetry.trace(
@@ -146,12 +157,12 @@ class Service:
             inference_s=result.inference_s,
         )
 
-    async def _encode(self, lane: Lane, place: Place, request: BatchRequest, deadline_s: float | None) -> EncodeResult:
-        limit = lane.spec.deadline_s if deadline_s is None else min(lane.spec.deadline_s, deadline_s)
-        deadline = asyncio.get_running_loop().time() + limit
-        with self._registry.try_acquire(lane.name) or await self._acquire(lane, request, deadline) as lease:
+    async def _encode(self, lane: Lane, place: Place, request: BatchRequest, deadline: float) -> EncodeResult:
+        with self._registry.try_acquire(lane.name) or await self._front.acquire(
+            lane, partial(lane.check, request=request), deadline
+        ) as lease:
             lane.spec, engine = lease.model, lease.engine
-            lane.check(engine.capabilities, request.items, request.params)
+            lane.check(engine.capabilities, request)
             if request.params.lora is None:
                 return await self._run(lane, place, lease, request, deadline)
             wait_s = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -173,25 +184,13 @@ class Service:
                 tokens += output.tokens
             return EncodeResult(lane.name, outputs, tokens, 0.0, job.tokenise_s, job.inference_s)
         if isinstance(engine, StreamEngine):
-            return await self._stream(lane, place, lease, engine, request, deadline)
+            began = time.perf_counter()
+            outputs = await encode_at_once(lane, place, lease, engine, request, deadline)
+            tokens = sum(output.tokens for output in outputs)
+            seconds = time.perf_counter() - began
+            lane.ran(seconds)
+            return EncodeResult(lane.name, outputs, tokens, 0.0, 0.0, seconds)
         raise Unsupported(f"the engine of model {lane.name!r} takes no requests", param="model")
-
-    async def _acquire(self, lane: Lane, request: BatchRequest, deadline: float) -> Lease:
-        """Wait for the model to become resident, no longer than the request may take in all."""
-        status = self._registry.status(lane.name)
-        lane.spec = status.spec
-        if status.capabilities is not None:
-            lane.check(status.capabilities, request.items, request.params)
-        if status.load_s is not None:
-            lane.load_s = status.load_s
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self._registry.acquire(lane.name)
-        except TimeoutError:
-            now = self._registry.status(lane.name).residency
-            raise DeadlineExceeded(
-                f"the request's deadline passed while it waited for model {lane.name!r}, which is {now}"
-            ) from None
 
     def _batcher(self, lane: Lane, lease: Lease, engine: BatchEngine) -> Batcher:
         """A batcher for an engine that is new here."""
@@ -207,62 +206,11 @@ class Service:
         lease.lost.add_done_callback(lambda lost: _when_lost(batcher, lost))
         return batcher
 
-    async def _stream(
-        self, lane: Lane, place: Place, lease: Lease, engine: StreamEngine, request: BatchRequest, deadline: float
-    ) -> EncodeResult:
-        """An engine that schedules its own requests: let go at the deadline, or when the engine is lost."""
-        place.free()
-        began = time.perf_counter()
-        asked = asyncio.ensure_future(engine.encode(request))
-        try:
-            async with asyncio.timeout_at(deadline):
-                await asyncio.wait({asked, lease.lost}, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's deadline passed while it was running") from None
-        finally:
-            if not asked.done():
-                asked.cancel()
-        if not asked.done() or asked.cancelled():
-            lost = lease.lost.exception() if lease.lost.done() and not lease.lost.cancelled() else None
-            raise translate(lost or InferenceError("the engine gave up"), "the engine")
-        if (error := asked.exception()) is not None:
-            raise translate(error, "the engine")
-        outputs = asked.result()
-        tokens = sum(output.tokens for output in outputs)
-        return EncodeResult(lane.name, outputs, tokens, 0.0, 0.0, time.perf_counter() - began)
-
-    def _lane(self, model: str) -> Lane:
-        """The lane of a model seen for the first time. Raises ModelNotFound."""
-        name = self.resolve(model)
-        lane = self._lanes.get(name)
-        if lane is None:
-            spec = self._registry.status(name).spec
-            lane = self._lanes[name] = Lane(name, spec, self._telemetry.model(name))
-        return lane
-
-    def _residency_changed(self, event: ResidencyChanged) -> None:
-        """Let go of an engine that goes: its batcher is what would keep its tensors alive. A parked engine stays."""
-        if event.after in _ENGINE_GOES and (lane := self._lanes.get(event.model)) is not None:
-            lane.batcher = None
-
     # --- models ----------------------------------------------------------------------------------------
 
     def resolve(self, name: str) -> str:
         """The configured name that a client means; some write ``__`` for ``/``. Raises ModelNotFound."""
-        try:
-            self._registry.status(name)
-        except ModelNotFound:
-            other = name.replace("__", "/")
-            if other == name:
-                raise
-            try:
-                self._registry.status(other)
-            except ModelNotFound:
-                pass
-            else:
-                return other
-            raise
-        return name
+        return self._front.resolve(name)
 
     def models(self) -> list[ModelStatus]:
         """Every configured model, in the order of the configuration."""
@@ -274,7 +222,7 @@ class Service:
 
     async def load(self, name: str, *, wait_s: float | None = None) -> ModelStatus:
         """Make a model resident and say how it then stands. Raises as ``encode`` does while it waits."""
-        self._refuse_at_shutdown()
+        self._front.refuse_at_shutdown()
         name = self.resolve(name)
         await self._registry.load(name, wait_s=wait_s)
         return self._registry.status(name)
@@ -323,7 +271,7 @@ class Service:
             Unsupported: the model takes none, has none of that name, or has it from another source.
             LoraLoading, ModelLoading, ResourceExhausted, ModelLoadFailed.
         """
-        self._refuse_at_shutdown()
+        self._front.refuse_at_shutdown()
         name = self.resolve(model)
         await self._registry.load_lora(name, lora, source, wait_s=wait_s)
         return self._registry.status(name)
@@ -336,7 +284,7 @@ class Service:
 
     def _in_tier(self, what: str, name: str) -> str:
         name = self.resolve(name)
-        self._refuse_at_shutdown()
+        self._front.refuse_at_shutdown()
         if not self.has_host_tier:
             raise Unsupported(
                 f"this server can't {what} models: its host tier is off (memory.host_cache_bytes)",
@@ -394,39 +342,23 @@ class Service:
     def ready(self) -> tuple[bool, list[str]]:
         """Whether work is accepted, and what is wrong (a loader that is stuck keeps the server from being ready)."""
         problems = list(self._registry.health())
-        if self._stopping:
+        if self._front.stopping:
             problems.insert(0, "the server is shutting down")
         return not problems, problems
 
     def begin_shutdown(self) -> None:
         """Refuse what comes from now on; what runs goes on. Idempotent."""
-        self._stopping = True
+        self._front.stopping = True
 
     async def drain(self, deadline_s: float) -> int:
         """Wait for the requests in flight, ``deadline_s`` seconds at most; returns how many are left."""
-        self.begin_shutdown()
-        if self._in_flight:
-            self._drained = asyncio.Event()
-            try:
-                await asyncio.wait_for(self._drained.wait(), deadline_s)
-            except TimeoutError:
-                return self._in_flight
-        return 0
+        return await self._front.drain(deadline_s)
 
     def close(self) -> None:
         """End the service's own thread. Idempotent."""
         self.begin_shutdown()
         if self._tokeniser is not None:
             self._tokeniser.close()
-
-    def _refuse_at_shutdown(self) -> None:
-        if self._stopping:
-            raise ShuttingDown("the server is shutting down", retry_after_s=5.0)
-
-    def _leave(self) -> None:
-        self._in_flight -= 1
-        if not self._in_flight and self._drained is not None:
-            self._drained.set()
 
 
 def _when_lost(batcher: Batcher, lost: asyncio.Future[object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -42,6 +42,7 @@ from sie_core import (
     Unsupported,
 )
 
+from sie_testing._generation import FakeGeneration
 from sie_testing._loras import FakeLoras
 from sie_testing._memory import FakeMemory
 from sie_testing.faults import FaultPoints
@@ -106,6 +107,11 @@ class FakeOptions:
     max_batch_tokens: int | None = None
     outputs: tuple[str, ...] = ("dense",)
     matryoshka: tuple[int, ...] | None = ()
+    inputs: tuple[str, ...] = ("text",)
+    tasks: tuple[str, ...] | None = None
+    """``encode``, ``generate``; ``None``: all that the engine can."""
+    max_running: int | None = None
+    """Requests that a stream engine takes at a time."""
     vector: Literal["hash", "constant"] = "hash"
     salt: str = ""
     """Told apart from another model's: two models with different salts answer differently."""
@@ -223,12 +229,13 @@ class FakeAdapter(Adapter):
         return engine
 
     def describe(self, model: ModelSpec) -> Capabilities | None:
-        return _capabilities(_options(model))
+        return _capabilities(_options(model), self._engine.can)
 
 
-def _capabilities(options: FakeOptions) -> Capabilities:
+def _capabilities(options: FakeOptions, can: Sequence[Task]) -> Capabilities:
     return Capabilities(
-        tasks=frozenset({Task.ENCODE}),
+        tasks=frozenset(can if options.tasks is None else map(Task, options.tasks)),
+        inputs=options.inputs,
         outputs=options.outputs,
         dims={name: 30_522 if name == "sparse" else options.dims for name in options.outputs},
         max_sequence_length=options.max_length,
@@ -239,12 +246,14 @@ def _capabilities(options: FakeOptions) -> Capabilities:
 class FakeLifecycle(Engine):
     """What the fake engines share: memory, park and wake, death."""
 
+    can: ClassVar[Sequence[Task]] = (Task.ENCODE,)
+
     def __init__(self, model: ModelSpec, options: FakeOptions, memory: FakeMemory, events: EngineEvents) -> None:
         self.model = model
         self.options = options
         self.faults = FaultPoints.of(model.name)
         self.devices = memory.accounts
-        self.capabilities = _capabilities(options)
+        self.capabilities = _capabilities(options, self.can)
         self.headroom_pool = options.pool
         self.dead = False
         self.closed = False
@@ -453,28 +462,24 @@ class FakeEngine(FakeLifecycle, FakeLoras, BatchEngine):
             self._turn.release()
 
 
-class FakeStreamEngine(FakeLifecycle, StreamEngine):
-    """A fake that runs many requests at once. ``aborted`` counts requests that were cancelled while they ran."""
+class FakeStreamEngine(FakeLifecycle, FakeLoras, FakeGeneration, StreamEngine):
+    """A fake that runs many requests at once."""
 
-    running = 0
-    aborted = 0
+    can = (Task.ENCODE, Task.GENERATE)
+
+    def __init__(self, model: ModelSpec, options: FakeOptions, memory: FakeMemory, events: EngineEvents) -> None:
+        super().__init__(model, options, memory, events)
+        self.max_running = options.max_running
 
     async def encode(self, request: BatchRequest) -> Sequence[EncodeOutput]:
-        prepared = self._prepare(request)
-        await self._take_time(sum(one.tokens for one in prepared))
-        return self._answers(prepared)
-
-    async def generate(self, request: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The prompt's words, one at a time, in reverse order."""
-        for word in reversed(str(request.get("prompt", "")).split()):
-            await self._take_time(1)
-            yield word
-
-    async def _take_time(self, tokens: int) -> None:
         import asyncio
 
+        prepared = self._prepare(request)
+        tokens = sum(one.tokens for one in prepared)
         self.faults.reach("run")
         self._count_run(tokens)
+        if request.params.lora is not None:
+            self._check_lora(request.params.lora)
         self.running += 1
         try:
             await asyncio.sleep(self.options.run_s + self.options.token_s * tokens)
@@ -483,6 +488,7 @@ class FakeStreamEngine(FakeLifecycle, StreamEngine):
             raise
         finally:
             self.running -= 1
+        return self._answers(prepared)
 
 
 class FakeStreamAdapter(FakeAdapter):

@@ -16,7 +16,7 @@ __all__ = ["POINTS", "FaultPoints", "Latch"]
 
 POINTS = (
     *("load", "prepare", "run", "probe", "memory", "reserve", "offload", "restore", "drop", "close"),
-    *("lora_reserve", "lora_load", "lora_unload"),
+    *("lora_reserve", "lora_load", "lora_unload", "piece", "abort"),
 )
 
 

@@ -1,0 +1,85 @@
+"""Requests inside an engine that runs many at once: how many at a time, and what ends them all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sie_core.errors import DeadlineExceeded, InferenceError
+from sie_core.serving._job import translate
+
+if TYPE_CHECKING:
+    from sie_core.adapter import StreamEngine
+    from sie_core.residency import Lease
+    from sie_core.serving._lane import Lane, Place
+    from sie_core.types import BatchRequest, EncodeOutput
+
+__all__ = ["Lasting", "Turns", "encode"]
+
+
+class Turns:
+    """The places inside one engine, as many as it says; first come, first served. ``async with`` takes one."""
+
+    def __init__(self, engine: StreamEngine) -> None:
+        self.engine = engine
+        self.limit = engine.max_running
+        self._places = None if self.limit is None else asyncio.Semaphore(max(1, self.limit))
+
+    async def __aenter__(self) -> None:
+        if self._places is not None:
+            await self._places.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._places is not None:
+            self._places.release()
+
+
+class Lasting:
+    """Ends the request that runs in this task when its engine is lost, with the error that the engine was lost with.
+
+    Costs a callback a request: to race every piece of an answer against the loss would cost a task each.
+    """
+
+    __slots__ = ("_ended", "_lost", "_owner")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lost = lease.lost
+        self._ended = False
+
+    def __enter__(self) -> None:
+        owner = asyncio.current_task()
+        assert owner is not None
+        self._owner = owner
+        self._lost.add_done_callback(self._end)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._lost.remove_done_callback(self._end)
+        # Whatever the engine made of being interrupted; only somebody else's cancelling goes first.
+        if self._ended and self._owner.uncancel() == 0:
+            lost = None if self._lost.cancelled() else self._lost.exception()
+            raise translate(lost or InferenceError("the engine gave up"), "the engine") from None
+
+    def _end(self, lost: asyncio.Future[Any]) -> None:
+        self._ended = True
+        self._owner.cancel()
+
+
+async def encode(
+    lane: Lane, place: Place, lease: Lease, engine: StreamEngine, request: BatchRequest, deadline: float
+) -> Sequence[EncodeOutput]:
+    """Have an engine encode that schedules its own requests: let go at the deadline, or when the engine is lost."""
+    where = "was waiting for its turn"
+    try:
+        with Lasting(lease):
+            async with asyncio.timeout_at(deadline) as limit, lane.turns_of(engine):
+                place.free()
+                where = "was running"
+                try:
+                    return await engine.encode(request)
+                except Exception as error:
+                    raise translate(error, "the engine")  # noqa: B904 - it has its cause already
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineExceeded(f"the request's deadline passed while it {where}") from None
