@@ -5,48 +5,29 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from sie_core.errors import HookTimeout
 
 __all__ = ["EngineWorker", "Worker"]
 
 
-class EngineWorker(Protocol):
+class EngineWorker(ABC):
     """What the lifecycle and the batcher need of a worker; sie-testing has one that runs on a virtual clock."""
 
-    stuck: asyncio.Future[Any] | None
+    name: str
+    stuck: asyncio.Future[Any] | None = None
     """The call that nobody waits for any more: it overran its deadline, or its transition was torn."""
 
-    def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]: ...
-
-    async def call(self, fn: Callable[..., Any], *args: Any, hook: str = "", timeout: float | None = None) -> Any: ...
-
-    def close(self) -> None: ...
-
-
-class Worker:
-    """A daemon thread with a queue. It starts with the first call; ``close`` lets it end after the calls queued so far.
-
-    A daemon, because a hook that never returns must not keep the process alive.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.stuck: asyncio.Future[Any] | None = None
-        self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
+    @abstractmethod
     def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Queue a call. Cancelling the future does not stop a call that runs."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._queue.put((loop, future, fn, args))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"sie-{self.name}", daemon=True)
-            self._thread.start()
-        return future
+
+    @abstractmethod
+    def close(self) -> None:
+        """No more calls after those queued so far. Idempotent; does not wait."""
 
     async def call(self, fn: Callable[..., Any], *args: Any, hook: str = "", timeout: float | None = None) -> Any:
         """Run a call and wait for it.
@@ -64,6 +45,28 @@ class Worker:
             self.stuck = future
             raise HookTimeout(hook or getattr(fn, "__name__", "call"), model=self.name, seconds=timeout or 0.0)
         return future.result()
+
+
+class Worker(EngineWorker):
+    """A daemon thread with a queue. It starts with the first call; ``close`` lets it end after the calls queued so far.
+
+    A daemon, because a hook that never returns must not keep the process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Queue a call. Cancelling the future does not stop a call that runs."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.put((loop, future, fn, args))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"sie-{self.name}", daemon=True)
+            self._thread.start()
+        return future
 
     def close(self) -> None:
         """No more calls. Idempotent; does not wait."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from sie_core import HookTimeout
+from sie_core.residency import EngineWorker
 
 __all__ = ["Deadlock", "VirtualClockLoop", "VirtualWorker", "pause", "run"]
 
@@ -149,7 +149,7 @@ def pause(seconds: float, cancelled: threading.Event | None = None) -> bool:
     return bool(cancelled and cancelled.is_set())
 
 
-class VirtualWorker:
+class VirtualWorker(EngineWorker):
     """Stands for an engine's worker thread on a :class:`VirtualClockLoop`.
 
     A call runs on a thread of its own, but only while the loop stands still for it; :func:`pause` and latches hand the
@@ -158,7 +158,6 @@ class VirtualWorker:
 
     def __init__(self, name: str, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.name = name
-        self.stuck: asyncio.Future[Any] | None = None
         self._loop = loop
         self._jobs: collections.deque[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
@@ -186,19 +185,6 @@ class VirtualWorker:
             self._busy = True
             loop.call_soon(self._next)
         return future
-
-    async def call(self, fn: Callable[..., Any], *args: Any, hook: str = "", timeout: float | None = None) -> Any:
-        """Run a call and wait for it. Raises HookTimeout after ``timeout`` virtual seconds; ``stuck`` is its future."""
-        future = self.submit(fn, *args)
-        try:
-            done, _ = await asyncio.wait({future}, timeout=timeout)
-        except asyncio.CancelledError:
-            self.stuck = future  # whoever waited is gone; the call is not
-            raise
-        if not done:
-            self.stuck = future
-            raise HookTimeout(hook or getattr(fn, "__name__", "call"), model=self.name, seconds=timeout or 0.0)
-        return future.result()
 
     def close(self) -> None:
         """No more calls after those queued so far. Idempotent; does not wait."""
