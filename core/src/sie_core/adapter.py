@@ -333,8 +333,8 @@ class StreamEngine(Engine):
         ``text_completion``) on one line, without the ``data:`` around it and without the ``[DONE]`` at the end.
 
         The core always asks for ``stream_options.include_usage``: a piece with the usage and no ``choices`` comes
-        last, and a stream without one counts as broken off. Pieces that begin with the same bytes up to ``choices``
-        are passed on unread; others cost more.
+        last, and a stream without one counts as broken off. Pieces that begin with the same bytes, ``id``, ``object``,
+        ``created`` and ``model`` and then ``choices``, are passed on unread; others cost more.
 
         The engine is read no faster than its pieces are taken; closing the generator aborts the request in the engine.
         Raises as ``generate``: before the first piece if it can, since a client then gets an error with a status.

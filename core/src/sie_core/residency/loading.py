@@ -117,6 +117,28 @@ class Loading:
             record.reserve = answer
         return record.reserve
 
+    async def describe(self, record: Record) -> None:
+        """Learn what an unloaded model can do, if its adapter can tell: some requests need no load to be refused.
+
+        An adapter that fails at this is not reported: the load will tell.
+        """
+        roster, epoch = self._life.roster, record.epoch
+        worker = self._life.make_worker(record.name)
+        try:
+            known = await worker.call(
+                roster.adapter(record).describe,
+                record.spec,
+                hook="describe",
+                timeout=roster.settings.reserve_timeout_s,
+            )
+        except Exception:
+            log.debug("model %r could not be described", record.name, exc_info=True)
+            return
+        finally:
+            worker.close()
+        if record.epoch == epoch and record.capabilities is None:
+            record.capabilities = known
+
     async def _launch(self, record: Record, worker: EngineWorker, placed: Placed) -> Engine:
         life, roster = self._life, self._life.roster
         timeout = roster.settings.load_timeout_s

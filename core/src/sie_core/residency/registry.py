@@ -350,6 +350,13 @@ class Registry:
             loras=record.lora_statuses() if record.loras else (),
         )
 
+    async def describe(self, name: str) -> ModelStatus:
+        """The same, with its capabilities, if they can be told without loading it. Raises ModelNotFound."""
+        record = self._find(name)
+        if record.capabilities is None and record.state is _R.UNLOADED:
+            await self._lifecycle.loading.describe(record)
+        return self.status(name)
+
     def statuses(self) -> list[ModelStatus]:
         """How every model stands, in the order of the configuration."""
         return [self.status(name) for name in self._roster.records]

@@ -99,14 +99,14 @@ class Front:
 
         ``check`` is asked first, where it is known what the model can do: a request in vain shall load nothing.
         """
-        status = self._registry.status(lane.name)
-        lane.spec = status.spec
-        if status.capabilities is not None:
-            check(status.capabilities)
-        if status.load_s is not None:
-            lane.load_s = status.load_s
         try:
             async with asyncio.timeout_at(deadline):
+                status = await self._registry.describe(lane.name)
+                lane.spec = status.spec
+                if status.capabilities is not None:
+                    check(status.capabilities)
+                if status.load_s is not None:
+                    lane.load_s = status.load_s
                 return await self._registry.acquire(lane.name)
         except TimeoutError:
             now = self._registry.status(lane.name).residency

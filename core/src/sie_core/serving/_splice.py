@@ -49,8 +49,9 @@ class Signature:
 class Splice:
     """Turns an engine's pieces into ours, one by one.
 
-    Engines write these fields in front of ``choices``, as the same bytes in nearly every piece: what was found in front
-    of one piece is cut off the next ones unread. Whatever looks different is parsed, which costs ten times as much.
+    Engines write all four fields in front of ``choices``, as the same bytes in nearly every piece: what was found in
+    front of one piece is cut off the next ones unread. Whatever looks different is parsed, which costs ten times as
+    much.
     """
 
     __slots__ = ("_head", "_keep_usage", "_signature", "_theirs", "_width", "usage")
@@ -91,9 +92,9 @@ class Splice:
     def _learn(self, piece: bytes, value: Mapping[str, Any]) -> None:
         head = _HEAD.match(piece)
         names = list(value)
-        behind = names[names.index("choices") :]
-        if head is None or b"\n" in piece or any(name in behind for name in _OURS):
-            self._theirs = None  # Nothing can be cut off that is not in front.
-        else:
+        in_front = names[: names.index("choices")]
+        if head is not None and b"\n" not in piece and all(name in in_front for name in _OURS):
             self._theirs = head.group()
             self._width = len(self._theirs)
+        else:
+            self._theirs = None  # What does not stand in front of this piece may stand anywhere in the next.

@@ -1,0 +1,547 @@
+"""Generation through the service, over a real registry of fake models, on the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import attrs
+import pytest
+from sie_core import (
+    DeadlineExceeded,
+    EngineDied,
+    GenerateRequest,
+    InferenceError,
+    InvalidInput,
+    Item,
+    ModelSpec,
+    QueueFull,
+    Residency,
+    ResourceExhausted,
+    ShuttingDown,
+    Unsupported,
+)
+from sie_core.residency import RegistrySettings
+from sie_core.serving import GenerateResult, Service
+from sie_core.telemetry import Telemetry
+from sie_testing import FakeStreamEngine, FaultPoints
+from sie_testing.house import MIB, House, close, fake, house
+
+Play = Callable[..., Any]
+TIER = RegistrySettings(host_cache_bytes=1024 * MIB)
+
+
+@pytest.fixture
+def play(virtual_run: Play, fault_points: Callable[[str], FaultPoints]) -> Play:
+    return virtual_run
+
+
+def talker(name: str = "chat", size: int = MIB, **fields: Any) -> ModelSpec:
+    return fake(name, size, adapter="fake-stream", **fields)
+
+
+def asked(
+    prompt: Any = "a b c", kind: Literal["chat", "completion"] = "completion", lora: str | None = None, **body: Any
+) -> GenerateRequest:
+    said = {"prompt": prompt} if kind == "completion" else {"messages": [{"role": "user", "content": prompt}]}
+    return GenerateRequest(kind, {**said, **body}, lora)
+
+
+@attrs.define(eq=False)
+class Reader:
+    """A client: keeps what it was sent and when, and takes ``slow`` seconds for each piece."""
+
+    slow: float = 0.0
+    at: list[float] = attrs.field(factory=list)
+    got: list[bytes] = attrs.field(factory=list)
+
+    async def __call__(self, piece: bytes) -> None:
+        self.at.append(now())
+        self.got.append(piece)
+        if self.slow:
+            await asyncio.sleep(self.slow)
+
+    @property
+    def pieces(self) -> list[dict[str, Any]]:
+        return [json.loads(piece) for piece in self.got]
+
+    @property
+    def text(self) -> str:
+        return "".join(choice["text"] for piece in self.pieces for choice in piece["choices"])
+
+
+@attrs.define(eq=False)
+class Site:
+    house: House
+    service: Service
+    telemetry: Telemetry
+
+    def engine(self, model: str = "chat") -> FakeStreamEngine:
+        lease = self.house.registry.try_acquire(model)
+        assert lease is not None
+        with lease:
+            assert isinstance(lease.engine, FakeStreamEngine)
+            return lease.engine
+
+    def asking(self, *prompts: str, reader: Reader | None = None, **more: Any) -> list[asyncio.Task[GenerateResult]]:
+        return [
+            asyncio.ensure_future(self.service.stream("chat", asked(prompt), reader or Reader(), **more))
+            for prompt in prompts
+        ]
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        return {name: count for name, count in self.telemetry.model("chat").outcomes.items() if count}
+
+
+@asynccontextmanager
+async def serving(*specs: ModelSpec, settings: RegistrySettings | None = None) -> AsyncIterator[Site]:
+    built = house(*(specs or (talker(token_s=1.0),)), **({"settings": settings} if settings else {}))
+    telemetry = Telemetry()
+    service = Service(built.registry, telemetry=telemetry, side_thread=False)
+    await built.registry.start()
+    try:
+        yield Site(built, service, telemetry)
+    finally:
+        service.begin_shutdown()
+        await close(built)
+        service.close()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def settled(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- answers -----------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_signed_by_the_server_and_counted(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            result = await site.service.generate("chat", asked(kind="chat"))
+            answer = result.answer
+            assert answer["choices"][0]["message"]["content"] == "c b a"
+            assert (answer["model"], answer["object"], answer["id"]) == ("chat", "chat.completion", result.id)
+            assert result.id.startswith("chatcmpl-")
+            assert answer["created"] > 1_500_000_000
+            meter = site.telemetry.model("chat")
+            assert (meter.tokens, meter.generated_tokens, meter.items) == (6, 3, 1)
+            assert site.outcomes == {"ok": 1}
+            assert site.service.model("chat").leases == 0
+
+    play(scene())
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_all_pieces_carry_one_id_and_one_name_and_no_usage_unasked(play: Play, kind: Any) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            reader = Reader()
+            result = await site.service.stream("chat", asked(kind=kind), reader)
+            assert {piece["id"] for piece in reader.pieces} == {result.id}
+            assert {piece["model"] for piece in reader.pieces} == {"chat"}
+            assert len({piece["created"] for piece in reader.pieces}) == 1
+            expected = "chat.completion.chunk" if kind == "chat" else "text_completion"
+            assert {piece["object"] for piece in reader.pieces} == {expected}
+            assert all(piece["choices"] for piece in reader.pieces)
+            assert result.usage["total_tokens"] == 6
+
+    play(scene())
+
+
+def test_usage_comes_last_for_those_who_ask_and_other_options_reach_the_engine(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            reader = Reader()
+            request = asked(stream_options={"include_usage": True}, n=2, stop="a")
+            result = await site.service.stream("chat", request, reader)
+            assert reader.pieces[-1]["choices"] == []
+            assert reader.pieces[-1]["usage"] == dict(result.usage) == {
+                "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
+            }  # fmt: skip
+            assert reader.text == "cc b b"
+
+    play(scene())
+
+
+def test_pieces_go_out_as_they_come_and_the_first_is_timed(play: Play) -> None:
+    async def scene() -> None:
+        timed: list[float] = []
+        async with serving() as site:
+            site.telemetry.model("chat")._first_time = lambda seconds, attributes: timed.append(seconds)
+            await site.service.load("chat")
+            began, reader = now(), Reader()
+            await site.service.stream("chat", asked(), reader)
+            assert [at - began for at in reader.at[:3]] == pytest.approx([1.0, 2.0, 3.0])
+            await site.service.generate("chat", asked())
+            assert len(timed) == 1
+
+    play(scene())
+
+
+def test_words_of_many_bytes_are_never_split(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker()) as site:
+            words, reader = "naïve 🦙🏽 日本語 \ud7ff".split(), Reader()
+            await site.service.stream("chat", asked(" ".join(words)), reader)
+            assert reader.text == " ".join(reversed(words))
+            for piece in reader.got:
+                assert b"\n" not in piece
+
+    play(scene())
+
+
+# --- many at once ------------------------------------------------------------------------------------
+
+
+def test_requests_run_side_by_side_in_the_engine(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            await site.service.load("chat")
+            began = now()
+            await asyncio.gather(*site.asking(*["a b c"] * 20))
+            assert now() - began == pytest.approx(3.0)
+            assert site.engine().most_running == 20
+
+    play(scene())
+
+
+def test_an_engine_gets_no_more_than_it_takes_and_the_queue_bounds_the_rest(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(token_s=1.0, max_running=2, queue=3)) as site:
+            await site.service.load("chat")
+            began = now()
+            tasks = site.asking(*["a b"] * 5)
+            await asyncio.sleep(0.5)
+            with pytest.raises(QueueFull) as full:
+                await site.service.stream("chat", asked(), Reader())
+            assert full.value.retry_after_s >= 1.0
+            await asyncio.gather(*tasks)
+            assert now() - began == pytest.approx(6.0)
+            assert site.engine().most_running == 2
+
+    play(scene())
+
+
+def test_embedding_requests_of_a_stream_engine_take_turns_too(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(run_s=1.0, max_running=1)) as site:
+            await site.service.load("chat")
+            began = now()
+            await asyncio.gather(*(site.service.encode("chat", [Item(text="one")]) for _ in range(3)))
+            assert now() - began == pytest.approx(3.0)
+
+    play(scene())
+
+
+def test_who_leaves_while_waiting_for_a_turn_costs_nobody_theirs(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(token_s=1.0, max_running=1, queue=2)) as site:
+            await site.service.load("chat")
+            first, second, third = site.asking("a b", "a b", "a b")
+            await asyncio.sleep(0.5)
+            second.cancel()
+            await settled([second])
+            fourth = site.asking("a b")
+            await settled([first, third, *fourth])
+            assert [task.exception() for task in (first, third, *fourth)] == [None] * 3
+            assert site.engine().aborted == 0
+
+    play(scene())
+
+
+# --- those who leave, and those who are slow ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0.5, 1.5], ids=["before the first piece", "half way"])
+def test_who_leaves_is_aborted_in_the_engine_at_once(play: Play, after: float) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            await site.service.load("chat")
+            (task,) = site.asking("a b c")
+            await asyncio.sleep(after)
+            assert site.engine().running == 1
+            task.cancel()
+            assert isinstance((await settled([task]))[0], asyncio.CancelledError)
+            assert (site.engine().running, site.engine().aborted) == (0, 1)
+            assert site.service.model("chat").leases == 0
+            assert site.outcomes == {"cancelled": 1}
+            assert await site.service.drain(1.0) == 0
+
+    play(scene())
+
+
+def test_who_leaves_while_a_piece_is_on_its_way_to_them_is_aborted_too(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            (task,) = site.asking("a b c", reader=Reader(slow=100.0))
+            await asyncio.sleep(3.0)
+            engine = site.engine()
+            assert engine.emitted == 1  # the engine is read no faster than its reader takes it
+            task.cancel()
+            await settled([task])
+            assert (engine.running, engine.aborted) == (0, 1)
+
+    play(scene())
+
+
+def test_a_request_that_leaves_frees_the_model_for_its_unload(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            await site.service.load("chat")
+            (task,) = site.asking("a " * 1000)
+            await asyncio.sleep(2.0)
+            unload = asyncio.ensure_future(site.service.unload("chat"))
+            await asyncio.sleep(1.0)
+            assert site.house.state("chat") is Residency.DRAINING
+            task.cancel()
+            await settled([task])
+            assert (await unload).residency is Residency.UNLOADED
+
+    play(scene())
+
+
+# --- deadlines ---------------------------------------------------------------------------------------
+
+
+def test_the_deadline_bounds_the_first_piece_of_a_stream_and_all_of_a_whole_answer(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(token_s=1.0, deadline_s=2.5)) as site:
+            await site.service.load("chat")
+            reader = Reader()
+            await site.service.stream("chat", asked("a " * 10), reader)
+            assert len(reader.got) == 11
+            for late in (
+                site.service.generate("chat", asked("a " * 10)),
+                site.service.stream("chat", asked("a " * 10), Reader(), whole=True),
+                site.service.stream("chat", asked("a " * 10), Reader(), deadline_s=0.5),
+            ):
+                began = now()
+                with pytest.raises(DeadlineExceeded, match="running"):
+                    await late
+                assert now() - began <= 2.5
+            assert (site.engine().running, site.engine().aborted) == (0, 3)
+            assert site.outcomes == {"ok": 1, "DEADLINE_EXCEEDED": 3}
+
+    play(scene())
+
+
+def test_a_deadline_that_passes_in_the_queue_says_so(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(token_s=1.0, max_running=1)) as site:
+            await site.service.load("chat")
+            (first,) = site.asking("a b c d")
+            await asyncio.sleep(0.5)
+            with pytest.raises(DeadlineExceeded, match="turn"):
+                await site.service.stream("chat", asked(), Reader(), deadline_s=1.0)
+            await first
+
+    play(scene())
+
+
+def test_a_deadline_that_passes_while_the_model_loads_names_it(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(load_s=20.0)) as site:
+            with pytest.raises(DeadlineExceeded, match="loading"):
+                await site.service.stream("chat", asked(), Reader(), deadline_s=1.0)
+
+    play(scene())
+
+
+# --- faults ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["run", "piece"])
+def test_an_engine_that_fails_is_an_error_of_that_request_only(
+    play: Play, fault_points: Callable[[str], FaultPoints], point: str
+) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            await site.service.load("chat")
+            site.engine().faults.fail(point, ValueError("a tensor went missing"), times=1)
+            tasks = site.asking("a b", "a b")
+            results = await settled(tasks)
+            assert sorted(type(result) for result in results if isinstance(result, Exception)) == [InferenceError]
+            assert sum(isinstance(result, GenerateResult) for result in results) == 1
+            assert site.outcomes == {"ok": 1, "INFERENCE_ERROR": 1}
+
+    play(scene())
+
+
+def test_a_refusal_of_the_engine_is_the_callers_to_mend(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            for ask in (
+                site.service.generate("chat", asked(refuse=True)),
+                site.service.stream("chat", asked(refuse=True), Reader()),
+            ):
+                with pytest.raises(InvalidInput, match="refuses"):
+                    await ask
+
+    play(scene())
+
+
+class Broken(FakeStreamEngine):
+    """Ends as if all were well, and was cut short."""
+
+    said: Sequence[bytes] = ()
+
+    async def stream(self, request: GenerateRequest) -> Any:
+        for piece in self.said:
+            yield piece
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([b'{"choices":[{"index":0,"text":"a"}]}'], "before it was complete"),
+        ([], "before it was complete"),
+        ([b"{"], "no JSON"),
+        ([b'{"error":{"message":"oh"}}'], "no piece"),
+        ([b"[]"], "no piece"),
+    ],
+)
+def test_an_answer_that_breaks_off_or_is_none_is_never_taken_for_a_whole_one(
+    play: Play, monkeypatch: pytest.MonkeyPatch, said: list[bytes], why: str
+) -> None:
+    monkeypatch.setattr(FakeStreamEngine, "stream", Broken.stream)
+    monkeypatch.setattr(FakeStreamEngine, "said", said, raising=False)
+
+    async def scene() -> None:
+        async with serving() as site:
+            with pytest.raises(InferenceError, match=why):
+                await site.service.stream("chat", asked(), Reader())
+
+    play(scene())
+
+
+def test_an_engine_that_dies_ends_its_streams_and_the_next_request_loads_it_again(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            await site.service.load("chat")
+            tasks = site.asking("a b c", "a b c")
+            await asyncio.sleep(1.5)
+            site.engine().die("killed")
+            began = now()
+            results = await settled(tasks)
+            assert [type(result) for result in results] == [EngineDied] * 2
+            assert now() == began
+            assert (await site.service.generate("chat", asked())).answer["choices"][0]["text"] == "c b a"
+
+    play(scene())
+
+
+@pytest.mark.parametrize("slow", [0.0, 1000.0], ids=["reading", "stuck on its reader"])
+def test_a_forced_unload_ends_streams_with_an_error_and_a_plain_one_waits(play: Play, slow: float) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            await site.service.load("chat")
+            (task,) = site.asking("a " * 100, reader=Reader(slow))
+            await asyncio.sleep(2.5)
+            engine = site.engine()
+            with pytest.raises(DeadlineExceeded):
+                await site.service.unload("chat", wait_s=1.0)
+            assert not task.done()
+            await site.service.unload("chat", force=True)
+            (result,) = await settled([task])
+            assert isinstance(result, ResourceExhausted)
+            assert "unloaded" in result.message
+            assert (engine.running, engine.aborted) == (0, 1)
+
+    play(scene())
+
+
+def test_a_park_waits_for_streams_and_the_model_wakes_for_the_next(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(token_s=1.0), settings=TIER) as site:
+            await site.service.load("chat")
+            (task,) = site.asking("a b c d")
+            await asyncio.sleep(1.5)
+            began = now()
+            await site.service.park("chat")
+            assert now() - began == pytest.approx(2.5)
+            assert isinstance((await settled([task]))[0], GenerateResult)
+            assert site.house.state("chat") is Residency.PARKED
+            assert (await site.service.generate("chat", asked())).answer["choices"][0]["text"] == "c b a"
+
+    play(scene())
+
+
+def test_a_shutdown_refuses_newcomers_and_waits_for_streams(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as site:
+            await site.service.load("chat")
+            (task,) = site.asking("a b c")
+            await asyncio.sleep(0.5)
+            site.service.begin_shutdown()
+            with pytest.raises(ShuttingDown):
+                await site.service.stream("chat", asked(), Reader())
+            assert await site.service.drain(10.0) == 0
+            assert task.done()
+
+    play(scene())
+
+
+# --- what a model can't do ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_model_that_does_not_generate_is_not_touched(play: Play, loaded: bool) -> None:
+    async def scene() -> None:
+        async with serving(talker(tasks=("encode",)), fake("mini", MIB)) as site:
+            for name in ("chat", "mini"):
+                if loaded:
+                    await site.service.load(name)
+                for ask in (
+                    site.service.generate(name, asked(kind="chat")),
+                    site.service.stream(name, asked(kind="chat"), Reader()),
+                ):
+                    with pytest.raises(Unsupported, match=f"'{name}' does not generate; it can encode") as refused:
+                        await ask
+                    assert refused.value.supported == ("encode",)
+                assert FaultPoints.of(name).hits("run") == 0
+                assert FaultPoints.of(name).hits("load") == loaded
+
+    play(scene())
+
+
+def test_a_model_that_only_generates_does_not_embed(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(tasks=("generate",))) as site:
+            with pytest.raises(Unsupported, match="does not encode; it can generate"):
+                await site.service.encode("chat", [Item(text="hello")])
+            assert FaultPoints.of("chat").hits("load") == 0
+
+    play(scene())
+
+
+def test_images_are_refused_by_a_model_that_takes_none(play: Play) -> None:
+    async def scene() -> None:
+        parts = [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+        async with serving(talker(), talker("seeing", inputs=("text", "image"))) as site:
+            with pytest.raises(Unsupported, match="no images") as refused:
+                await site.service.generate("chat", asked(parts, "chat"))
+            assert refused.value.param == "messages"
+            answer = (await site.service.generate("seeing", asked(parts, "chat"))).answer
+            assert answer["choices"][0]["message"]["content"] == "what"
+
+    play(scene())
+
+
+def test_a_lora_adapter_is_loaded_for_the_request_that_names_it(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(max_loras=1, lora={"pirate": "path:/loras/pirate"})) as site:
+            result = await site.service.generate("chat", asked(lora="pirate"))
+            assert result.answer["choices"][0]["text"] == "[pirate] c b a"
+            assert site.service.model("chat").loras[0].in_use == 0
+            with pytest.raises(Unsupported, match="nobody"):
+                await site.service.stream("chat", asked(lora="nobody"), Reader())
+
+    play(scene())
