@@ -12,7 +12,7 @@ from sie_core.residency.machine import HOLDS_ENGINE, IN_TRANSITION
 from sie_testing._sim_world import World
 
 if TYPE_CHECKING:
-    from sie_core.residency.record import Record
+    from sie_core.residency.record import Record, Seat
 
 __all__ = ["BrokenRule", "Rules"]
 
@@ -38,6 +38,9 @@ class Rules:
     def __init__(self, world: World) -> None:
         self._world = world
         self.looks = 0
+        self._promised: dict[str, tuple[Seat, dict[str, int]]] = {}
+        """By model, what was promised to its engine when it last served."""
+        self._away: set[str] = set()
 
     def look(self) -> None:
         """Between two steps: the whole book when it changed. Raises BrokenRule."""
@@ -118,6 +121,7 @@ class Rules:
         _require((name in roster.moving) == (state in (_R.QUEUED, _R.LOADING, _R.WAKING)), f"{name} is {state}: moving")
         _require((record.drain is None) or state in (_R.DRAINING, _R.PARKED), f"{name} is {state} with a drain")
         self._leases(record)
+        self._promise(record)
         self._loras(record)
         self._waiters(record)
 
@@ -133,6 +137,22 @@ class Rules:
             return  # the registry has not heard of it yet
         there = set(engine._held.loras)
         _require(booked == there, f"{record.name} has the adapters {there}, and {booked} are booked")
+
+    def _promise(self, record: Record) -> None:
+        """What an engine came to need at run time, its wake books again: no park forgets it, none books it twice."""
+        name, seat, state = record.name, record.seat, record.state
+        if seat is None or record.retained or state not in (_R.RESIDENT, _R.DRAINING, _R.PARKING):
+            self._away.add(name)
+            return
+        promised: dict[str, int] = {}
+        for claim in self._world.ledger.claims():
+            if claim.owner == name and claim.account in record.devices and not claim.in_transit:
+                promised[claim.account] = promised.get(claim.account, 0) + claim.promised
+        known = self._promised.get(name)
+        if known is not None and known[0] is seat and name in self._away and not record.loras:
+            _require(known[1] == promised, f"{name} was promised {known[1]} before it was parked, and now {promised}")
+        self._away.discard(name)
+        self._promised[name] = seat, promised
 
     def _leases(self, record: Record) -> None:
         seat, state = record.seat, record.state
