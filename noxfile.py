@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import nox
@@ -79,8 +80,8 @@ def _install_torch_stack(session: nox.Session, *extra: str) -> None:
 def _oldest(package: str, requirement: str) -> str:
     """The lower bound of a requirement, as a pin: what a package promises to work with."""
     with (ROOT / package / "pyproject.toml").open("rb") as file:
-        dependencies = tomllib.load(file)["project"]["dependencies"]
-    for dependency in dependencies:
+        project = tomllib.load(file)["project"]
+    for dependency in (*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())):
         if found := re.match(rf"{requirement}\s*>=\s*([\d.]+)", dependency):
             return f"{requirement}=={found[1]}"
     raise LookupError(f"{package} names no lower bound for {requirement}")
@@ -154,7 +155,7 @@ def torch(session: nox.Session, transformers: str) -> None:
     # sentence-transformers is what vectors are compared with; its own releases keep step with transformers.
     pins = ["sentence-transformers", "peft"]
     if transformers == "oldest":
-        pins = ["sentence-transformers<5.3", _oldest("adapters-torch", "transformers")]
+        pins = ["sentence-transformers<5.3", *(_oldest("adapters-torch", name) for name in ("transformers", "peft"))]
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, *pins)
     _pytest(session, "adapters-torch/tests")
 

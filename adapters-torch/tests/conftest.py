@@ -203,6 +203,28 @@ def minilm() -> ModelSpec:
     return DenseAdapter().default_models()[0].spec
 
 
+@pytest.fixture(scope="session")
+def save_lora(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Make a LoRA adapter with random weights for a model's folder; gives its source."""
+
+    def make(base: Path, *, seed: int = 1, target_modules: Any = ("query", "value"), **settings: Any) -> str:
+        import peft
+        import torch
+        import transformers
+
+        kind = json.loads((base / "config.json").read_text())["model_type"]
+        maker: Any = transformers.T5EncoderModel if kind == "t5" else transformers.AutoModel
+        torch.manual_seed(seed)
+        targets = target_modules if isinstance(target_modules, str) else list(target_modules)
+        config = peft.LoraConfig(**{"r": 4, "init_lora_weights": False, "target_modules": targets} | settings)
+        model = peft.get_peft_model(maker.from_pretrained(str(base)), config)
+        folder = tmp_path_factory.mktemp("lora")
+        model.save_pretrained(str(folder), save_embedding_layers=False)
+        return f"path:{folder}"
+
+    return make
+
+
 # --- loading and running ---------------------------------------------------------------------------
 
 

@@ -110,6 +110,7 @@ def hub(make: Any, tiny_bert: Path, copy_of: Any) -> Iterator[Hub]:
 STEPS = """
 import json, sys
 from sie_adapters_torch.dense import DenseAdapter
+from sie_adapters_torch._lora_files import lora_files
 from sie_adapters_torch._source import find_folder
 from sie_core import DeviceView, LoadError, ModelSpec
 from sie_core.sources import parse_source
@@ -123,6 +124,8 @@ for step, source in json.loads(sys.argv[1]):
         elif step == "describe":
             known = DenseAdapter().describe(model)
             answers.append(known and known.dims["dense"])
+        elif step == "lora":
+            answers.append(str(lora_files(source).folder))
         else:
             answers.append(str(find_folder(model)))
     except LoadError as error:
@@ -214,3 +217,30 @@ def test_a_model_with_pickles_only(steps: Any, hub: Hub) -> None:
     assert (kind, permanent) == ("UnsafeSource", True)
     assert "allow_pickle" in message
     assert "pytorch_model.bin" not in hub.fetched
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_a_lora_adapter(steps: Any, hub: Hub, save_lora: Any, tiny_bert: Path) -> None:
+    adapter = Path(save_lora(tiny_bert).removeprefix("path:"))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (hub.folder / name).write_bytes((adapter / name).read_bytes())
+    (hub.folder / "adapter_model.bin").write_bytes(b"not wanted")
+    (folder,) = steps(("lora", "hf:org/model"))
+    assert sorted(hub.fetched) == ["adapter_config.json", "adapter_model.safetensors"]
+    hub.fetched.clear()
+    assert steps(("lora", f"hf:org/model@{COMMIT}")) == [folder]
+    assert steps(("lora", "hf:org/model"), HF_HUB_OFFLINE="1") == [folder]
+    assert hub.fetched == []
+    for name, expected in (("gated", "GatedModel"), ("nowhere", "ModelSourceNotFound"), ("broken", "EngineStartError")):
+        assert steps(("lora", f"hf:org/{name}"))[0][0] == expected
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_a_lora_adapter_with_pickles_only(steps: Any, hub: Hub, save_lora: Any, tiny_bert: Path) -> None:
+    adapter = Path(save_lora(tiny_bert).removeprefix("path:"))
+    (hub.folder / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())
+    (hub.folder / "adapter_model.bin").write_bytes(b"not wanted")
+    ((kind, permanent, message),) = steps(("lora", "hf:org/model"))
+    assert (kind, permanent) == ("UnsafeSource", True)
+    assert "allow_pickle" in message
+    assert "adapter_model.bin" not in hub.fetched

@@ -13,6 +13,7 @@ from sie_core import (
     BatchEngine,
     BatchRequest,
     DeviceBuffer,
+    DeviceNeed,
     DeviceOutOfMemory,
     EncodeOutput,
     EncodeParams,
@@ -26,12 +27,14 @@ from sie_core import (
     Task,
     TransitionCancelled,
     TransitionContext,
+    TransitionError,
     Unsupported,
 )
 
 from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
 from sie_adapters_torch._files import DenseFiles
 from sie_adapters_torch._lanes import Lanes
+from sie_adapters_torch._lora import Base, Loras
 from sie_adapters_torch._offload import OffloadsTensors, forget
 from sie_adapters_torch._options import DenseOptions, options_of
 from sie_adapters_torch._packed_bert import PackedBert
@@ -93,6 +96,7 @@ class Placed:
 class _Text:
     tokens: Tokens
     dims: int | None
+    lora: str | None = None
 
 
 class DenseEngine(OffloadsTensors, BatchEngine):
@@ -115,6 +119,9 @@ class DenseEngine(OffloadsTensors, BatchEngine):
         self._device = torch_device(placed.account)
         self._backbone: Backbone | None = None
         self._lanes: Lanes | None = None
+        self.max_loras = options.max_loras
+        self._way_to_run = partial(_way_to_run, self._device, tokeniser.pad_id)
+        self._loras = Loras(Base(model.name, placed.modules[0], placed.account, options, self._way_to_run))
 
     # --- lifecycle ---
 
@@ -141,15 +148,9 @@ class DenseEngine(OffloadsTensors, BatchEngine):
 
     def start(self) -> None:
         """Choose how to run the model, once its tensors are in place."""
-        module = self._placed.modules[0]
-        on_cpu = self._device.type == "cpu"
-        if on_cpu:
+        if self._device.type == "cpu":
             self._lanes = Lanes(self._model.name, self._options.threads)
-        if on_cpu and PackedBert.supports(module):
-            self._backbone = PackedBert(module, chunk=_CPU_CHUNK)
-        else:
-            overhead = _CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD
-            self._backbone = PaddedBackbone(module, pad_id=self._tokeniser.pad_id, overhead=overhead)
+        self._backbone = self._way_to_run(self._placed.modules[0])
 
     def check(self) -> None:
         """Encode one input, so that a model that can't is found now. Raises ModelSourceInvalid, DeviceOutOfMemory."""
@@ -167,7 +168,7 @@ class DenseEngine(OffloadsTensors, BatchEngine):
             )
 
     def memory(self) -> MemoryReport:
-        return MemoryReport({self._placed.account: realised_bytes(self._placed.modules)})
+        return MemoryReport({self._placed.account: realised_bytes(self._placed.modules) + self._loras.nbytes()})
 
     def probe(self, ctx: TransitionContext) -> bytes | None:
         """The vector of a fixed sequence of ids, float32."""
@@ -192,6 +193,7 @@ class DenseEngine(OffloadsTensors, BatchEngine):
     def close(self, ctx: TransitionContext) -> None:
         self._backbone = None
         forget(self)
+        self._loras.close()
         if self._lanes is not None:
             self._lanes.close()
             self._lanes = None
@@ -201,6 +203,25 @@ class DenseEngine(OffloadsTensors, BatchEngine):
             self._placed.buffer = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    # --- LoRA ---
+
+    def lora_reserve(self, name: str, source: str) -> DeviceNeed:
+        return self._loras.reserve(source)
+
+    def lora_load(self, name: str, source: str, ctx: TransitionContext) -> None:
+        self._check_awake()
+        self._loras.load(name, source, ctx)
+
+    def lora_unload(self, name: str, ctx: TransitionContext) -> None:
+        self._check_awake()
+        self._loras.unload(name)
+
+    def _check_awake(self) -> None:
+        if self.parked:
+            raise TransitionError(
+                f"{self._model.name} is parked in host memory: wake it before its LoRA adapters change"
+            )
 
     # --- inference ---
 
@@ -215,10 +236,12 @@ class DenseEngine(OffloadsTensors, BatchEngine):
             )  # fmt: skip
         if images := [index for index, item in enumerate(request.items) if item.images]:
             raise InvalidInput(f"{self._model.name} takes text only", index=images[0], param="images")
+        if params.lora is not None:
+            self._loras.backbone(params.lora)
         dims = self._dims(params.dimensions)
         truncate = self._options.truncate if params.truncate is None else params.truncate
         texts = self._tokeniser(request.items, prompt=self._prompt(params), truncate=truncate)
-        return [Prepared(len(tokens.ids), _Text(tokens, dims)) for tokens in texts]
+        return [Prepared(len(tokens.ids), _Text(tokens, dims, params.lora)) for tokens in texts]
 
     def _prompt(self, params: EncodeParams) -> str:
         """An instruction is the name of one of the model's prompts, or the prompt itself."""
@@ -245,39 +268,57 @@ class DenseEngine(OffloadsTensors, BatchEngine):
         if self.parked:
             raise RuntimeError(f"{self._model.name} is parked in host memory")
         texts: list[_Text] = [item.payload for item in batch]
-        order = sorted(range(len(texts)), key=lambda index: -len(texts[index].tokens.ids))
-        lengths = [len(texts[index].tokens.ids) for index in order]
+        by_lora: dict[str | None, list[int]] = {}
+        for index, text in enumerate(texts):
+            by_lora.setdefault(text.lora, []).append(index)
+        # All of them are found before the first is run.
+        groups = [(self._backbone if name is None else self._loras.backbone(name), by_lora[name]) for name in by_lora]
         outputs: list[EncodeOutput | None] = [None] * len(texts)
+        with out_of_memory(self._placed.account):
+            for backbone, members in groups:
+                self._run(backbone, texts, members, outputs)
+        return [output for output in outputs if output is not None]
 
-        def part(members: Sequence[int]) -> None:
-            vectors = self._vectors([texts[index].tokens for index in members])
-            for index, vector in zip(members, vectors, strict=True):
+    def _run(
+        self, backbone: Backbone, texts: Sequence[_Text], members: Sequence[int], outputs: list[EncodeOutput | None]
+    ) -> None:
+        """Encode those of ``texts`` that are ``members``, into their places in ``outputs``."""
+        order = sorted(members, key=lambda index: -len(texts[index].tokens.ids))
+        lengths = [len(texts[index].tokens.ids) for index in order]
+
+        def part(chosen: Sequence[int]) -> None:
+            vectors = self._vectors(backbone, [texts[index].tokens for index in chosen])
+            for index, vector in zip(chosen, vectors, strict=True):
                 outputs[index] = EncodeOutput(
                     tokens=len(texts[index].tokens.ids), dense=_resized(vector, texts[index].dims)
                 )
 
         lanes, limit = self._lanes, self.max_batch_tokens or self._model.batch_tokens
-        groups = self._backbone.groups(lengths, limit, lanes.threads if lanes is not None else 1)
+        groups = backbone.groups(lengths, limit, lanes.threads if lanes is not None else 1)
         parts = [partial(part, order[group.start : group.stop]) for group in groups]
-        with out_of_memory(self._placed.account):
-            if lanes is not None:
-                lanes.run(parts, side_by_side=self._backbone.side_by_side)
-            else:
-                for each in parts:
-                    each()
-        return [output for output in outputs if output is not None]
+        if lanes is not None:
+            lanes.run(parts, side_by_side=backbone.side_by_side)
+        else:
+            for each in parts:
+                each()
 
     @torch.inference_mode()
-    def _vectors(self, texts: Sequence[Tokens]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        assert self._backbone is not None
+    def _vectors(self, backbone: Backbone, texts: Sequence[Tokens]) -> np.ndarray[Any, np.dtype[np.float32]]:
         lengths = [len(text.ids) for text in texts]
         ids = torch.from_numpy(np.concatenate([text.ids for text in texts])).to(self._device)
-        hidden = self._backbone.hidden(Packed(ids, tuple(lengths)))
+        hidden = backbone.hidden(Packed(ids, tuple(lengths)))
         skips = [0 if self._files.include_prompt else text.prompt for text in texts]
         pooled = pool(hidden, lengths, self._files.pooling, skips)
         head: Head = self._placed.modules[1]  # type: ignore[assignment]
         result: np.ndarray[Any, np.dtype[np.float32]] = head(pooled).cpu().numpy()
         return result
+
+
+def _way_to_run(device: torch.device, pad_id: int, module: torch.nn.Module) -> Backbone:
+    on_cpu = device.type == "cpu"
+    if on_cpu and PackedBert.supports(module):
+        return PackedBert(module, chunk=_CPU_CHUNK)
+    return PaddedBackbone(module, pad_id=pad_id, overhead=_CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD)
 
 
 def _resized(vector: np.ndarray[Any, np.dtype[np.float32]], dims: int | None) -> np.ndarray[Any, np.dtype[np.float32]]:

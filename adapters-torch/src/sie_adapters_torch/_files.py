@@ -16,7 +16,7 @@ from sie_core import ModelSourceInvalid, UnsafeSource
 
 from sie_adapters_torch._options import DenseOptions, LoadOptions, Pooling, TextOptions
 
-__all__ = ["DenseFiles", "HeadStep", "ModelFiles", "Prompts", "read_dense", "read_model", "read_prompts"]
+__all__ = ["DenseFiles", "HeadStep", "ModelFiles", "Prompts", "read_dense", "read_model", "read_object", "read_prompts"]
 
 
 @frozen(eq=False)
@@ -96,7 +96,8 @@ def _read_json(file: Path) -> Any:
         raise ModelSourceInvalid(f"{file} is no JSON: {error}") from error
 
 
-def _read_object(file: Path) -> dict[str, Any] | None:
+def read_object(file: Path) -> dict[str, Any] | None:
+    """A JSON object; ``None`` when there is no such file. Raises ModelSourceInvalid."""
     content = _read_json(file)
     if content is not None and not isinstance(content, dict):
         raise ModelSourceInvalid(f"{file} holds no JSON object")
@@ -116,7 +117,7 @@ def _inside(folder: Path, name: object, file: Path) -> Path:
 
 def read_model(folder: Path, options: LoadOptions, *, weights_needed: bool = True) -> ModelFiles:
     """Read a transformers model's folder. Raises ModelSourceInvalid, UnsafeSource."""
-    config = _read_object(folder / "config.json")
+    config = read_object(folder / "config.json")
     if config is None:
         raise ModelSourceInvalid(f"{folder} holds no config.json: it is no transformers model")
     if not isinstance(config.get("model_type"), str):
@@ -136,7 +137,7 @@ def _weights(folder: Path, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
     if single.exists():
         return (single,), False
     index_file = folder / "model.safetensors.index.json"
-    index = _read_object(index_file)
+    index = read_object(index_file)
     if index is not None:
         names = index.get("weight_map")
         if not isinstance(names, dict) or not names:
@@ -159,12 +160,12 @@ def _weights(folder: Path, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
 def _max_length(folder: Path, config: Mapping[str, Any]) -> int | None:
     """As sentence-transformers does: its own file, else the smaller of the tokenizer's and the model's limit."""
     for name in ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlnet_config.json"):
-        about = _read_object(folder / name)
+        about = read_object(folder / name)
         if about is not None:
             if isinstance(about.get("max_seq_length"), int):
                 return int(about["max_seq_length"])
             break
-    tokenizer = _read_object(folder / "tokenizer_config.json") or {}
+    tokenizer = read_object(folder / "tokenizer_config.json") or {}
     limits = [tokenizer.get("model_max_length"), _positions(config)]
     # Tokenizers without a limit write 1e30.
     known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
@@ -187,7 +188,7 @@ def _positions(config: Mapping[str, Any]) -> int | None:
 def read_prompts(folder: Path, options: TextOptions) -> tuple[Prompts, Mapping[str, Any]]:
     """Prompts, the options' over the files', and the rest of sentence-transformers' own configuration."""
     file = folder / "config_sentence_transformers.json"
-    about = _read_object(file) or {}
+    about = read_object(file) or {}
     in_files = about.get("prompts") or {}
     if not isinstance(in_files, dict) or not all(isinstance(text, str | None) for text in in_files.values()):
         raise ModelSourceInvalid(f"{file}: prompts must map names to texts")
@@ -278,7 +279,7 @@ _POOLING_FLAGS = {
 
 def _pooling(folder: Path, *, known: Pooling | None) -> tuple[Pooling, bool]:
     file = folder / "config.json"
-    about = _read_object(file)
+    about = read_object(file)
     if about is None:
         raise ModelSourceInvalid(f"{file} is missing")
     stated = about.get("pooling_mode")
@@ -298,7 +299,7 @@ _ACTIVATIONS = ("Tanh", "Identity", "GELU", "ReLU", "SiLU", "Sigmoid")
 
 def _dense(folder: Path) -> HeadStep:
     file = folder / "config.json"
-    about = _read_object(file) or {}
+    about = read_object(file) or {}
     inputs, outputs = about.get("in_features"), about.get("out_features")
     if not isinstance(inputs, int) or not isinstance(outputs, int):
         raise ModelSourceInvalid(f"{file} lacks in_features and out_features")

@@ -14,6 +14,11 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Pooling = Literal["mean", "cls", "last_token"]
 
 
+def _not_negative(_: Any, attribute: Attribute[Any], value: int) -> None:
+    if value < 0:
+        raise ValueError(f"{attribute.name} must not be negative, and is {value}")
+
+
 def _positive(_: Any, attribute: Attribute[Any], value: int | None) -> None:
     if value is not None and value <= 0:
         raise ValueError(f"{attribute.name} must be larger than 0, not {value}")
@@ -58,12 +63,14 @@ class DenseOptions(TextOptions):
 
     ``pooling`` and ``normalise``: how token vectors become one vector (default: what the sentence-transformers files
     beside the model say; without such files mean, not normalised, as sentence-transformers does). ``matryoshka``: sizes
-    that a request may ask for with ``dimensions`` (default: what the model's ``config.json`` declares).
+    that a request may ask for with ``dimensions`` (default: what the model's ``config.json`` declares). ``max_loras``:
+    LoRA adapters that are loaded at a time; 0: none.
     """
 
     pooling: Pooling | None = field(default=None, validator=validators.in_((None, "mean", "cls", "last_token")))
     normalise: bool | None = None
     matryoshka: tuple[int, ...] | None = field(default=None)
+    max_loras: int = field(default=8, validator=_not_negative)
 
     @matryoshka.validator
     def _sizes(self, _: Any, sizes: tuple[int, ...] | None) -> None:

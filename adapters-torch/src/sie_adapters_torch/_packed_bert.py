@@ -1,7 +1,7 @@
 """BERT and its kin without padding: the linear layers see all tokens of a batch as one matrix.
 
 Only the attention knows where a text ends, and there texts of one length go together. The weights are those of the
-transformers model; nothing is copied.
+transformers model; nothing is copied. LoRA layers in place of linear ones are called as they are.
 """
 
 from __future__ import annotations
@@ -100,16 +100,22 @@ class _Workspace:
     def attend(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """Self-attention before its projection; valid until the next call of anything here."""
         for part, whole in zip((layer.query, layer.key, layer.value), self._inputs, strict=True):
-            torch.addmm(part.bias, hidden, part.weight.t(), out=whole)
+            _linear(part, hidden, out=whole)
         for query, key, value, result in self._batches:
             result.copy_(scaled_dot_product_attention(query, key, value))
         return self._result
 
     def widen(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """The widening half of the feed-forward; valid until the next call of anything here."""
-        wide = torch.addmm(layer.dense.bias, hidden, layer.dense.weight.t(), out=self._wide)
+        wide = _linear(layer.dense, hidden, out=self._wide)
         activation = layer.intermediate_act_fn
         if type(activation).__name__ == "GELUActivation":
             return torch.ops.aten.gelu.out(wide, out=wide)  # type: ignore[no-any-return]
         result: torch.Tensor = activation(wide)
         return result
+
+
+def _linear(layer: Any, hidden: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    if isinstance(layer, torch.nn.Linear):
+        return torch.addmm(layer.bias, hidden, layer.weight.t(), out=out)
+    return out.copy_(layer(hidden))  # a LoRA layer around one, which has the weights of the one alone

@@ -25,7 +25,7 @@ from sie_core import (
 
 from sie_adapters_torch._checkpoint import TensorEntry
 
-__all__ = ["Want", "find_folder", "hub_entries"]
+__all__ = ["LORA_CONFIG", "LORA_PICKLE", "LORA_WEIGHTS", "Want", "find_folder", "find_lora", "hub_entries"]
 
 Want = Literal["cached", "files", "all"]
 """``cached``: only what is on this machine; ``files``: all but the weights; ``all``."""
@@ -34,6 +34,7 @@ _FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHTS = ("*.safetensors",)
 _PICKLES = ("*.bin",)
 _CODE = ("*.py",)
+LORA_CONFIG, LORA_WEIGHTS, LORA_PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # Exports for other runtimes, several times the size of what is needed.
 _SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "gguf/*", "original/*", "*.onnx", "*.msgpack", "*.h5")
 
@@ -49,21 +50,30 @@ def find_folder(
     """
     if model.source is None:
         raise ModelSourceNotFound(f"model {model.name!r} has no source: give it package:, path: or hf:")
-    if model.source.kind != "hf":
-        return _on_this_machine(model.source)
     wanted = [*_FILES, *(_CODE if trust_remote_code else ())]
     if want != "files":
         wanted += [*_WEIGHTS, *(_PICKLES if allow_pickle else ())]
-    with _hub_errors(model.source):
+    return _folder(model.source, wanted, only_cached=want == "cached")
+
+
+def find_lora(source: Source, *, allow_pickle: bool = False) -> Path:
+    """The folder that holds a LoRA adapter's files, all of them: they are small. Raises as ``find_folder``."""
+    return _folder(source, [LORA_CONFIG, LORA_WEIGHTS, *([LORA_PICKLE] if allow_pickle else [])])
+
+
+def _folder(source: Source, wanted: list[str], *, only_cached: bool = False) -> Path:
+    if source.kind != "hf":
+        return _on_this_machine(source)
+    with _hub_errors(source):
         from huggingface_hub import snapshot_download
 
         return Path(
             snapshot_download(
-                model.source.location,
-                revision=model.source.revision,
+                source.location,
+                revision=source.revision,
                 allow_patterns=wanted,
                 ignore_patterns=list(_SKIPPED),
-                local_files_only=want == "cached",
+                local_files_only=only_cached,
             )
         )
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from sie_core import DeviceBuffer, DeviceOutOfMemory, HostOutOfMemory
 
-__all__ = ["DTYPES", "bytes_of", "free_all", "out_of_memory", "place_in_buffer", "realised_bytes", "torch_device"]
+__all__ = [
+    "DTYPES",
+    "Tensors",
+    "bytes_of",
+    "free_all",
+    "out_of_memory",
+    "place_in_buffer",
+    "realised_bytes",
+    "torch_device",
+]
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SLOT = 64  # a cache line: kernels read aligned weights faster
@@ -40,27 +49,34 @@ def out_of_memory(account: str, *, loading: bool = False) -> Iterator[None]:
 # --- where the bytes are ---------------------------------------------------------------------------
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+Tensors = torch.nn.Module | Iterable[torch.Tensor]
+"""Tensors, or a module for its parameters and buffers."""
 
 
-def realised_bytes(module: torch.nn.Module) -> int:
-    """Bytes of all storages behind parameters and buffers, each storage once however many tensors share it."""
+def _tensors(what: Tensors) -> Iterator[torch.Tensor]:
+    if isinstance(what, torch.nn.Module):
+        yield from what.parameters()
+        yield from what.buffers()
+    else:
+        yield from what
+
+
+def realised_bytes(what: Tensors) -> int:
+    """Bytes of all storages behind the tensors, each storage once however many tensors share it."""
     seen = {}
-    for tensor in _tensors(module):
+    for tensor in _tensors(what):
         storage = tensor.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
     return sum(seen.values())
 
 
-def place_in_buffer(module: torch.nn.Module, allocate: Callable[[int], DeviceBuffer]) -> DeviceBuffer:
-    """Move every parameter and buffer of a CPU module into one buffer; tensors that shared memory still do.
+def place_in_buffer(what: Tensors, allocate: Callable[[int], DeviceBuffer]) -> DeviceBuffer:
+    """Move tensors of the CPU into one buffer; those that shared memory still do.
 
-    Raises whatever ``allocate`` raises; the module is unchanged then.
+    Raises whatever ``allocate`` raises; the tensors are unchanged then.
     """
     tensors: dict[int, list[torch.Tensor]] = {}
-    for tensor in _tensors(module):
+    for tensor in _tensors(what):
         storage = tensor.untyped_storage()
         if storage.nbytes():
             tensors.setdefault(storage.data_ptr(), []).append(tensor)
@@ -92,7 +108,7 @@ def bytes_of(view: memoryview) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(view, dtype=np.uint8))
 
 
-def free_all(module: torch.nn.Module) -> None:
-    """Let go of every tensor's memory, whoever else still holds the module."""
-    for tensor in _tensors(module):
+def free_all(what: Tensors) -> None:
+    """Let go of every tensor's memory, whoever else still holds the tensor."""
+    for tensor in _tensors(what):
         tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")

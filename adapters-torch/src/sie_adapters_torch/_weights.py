@@ -21,7 +21,7 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._torch import DTYPES
 
-__all__ = ["load_backbone", "load_config", "load_tensors"]
+__all__ = ["load_backbone", "load_config", "load_tensors", "unused"]
 
 # Encoder-decoders of which an embedding model is the encoder half.
 _ENCODER_HALF = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
@@ -126,7 +126,7 @@ _LAYER = re.compile(r"(^|\.)(layers?|h|blocks?)\.\d+\.")
 
 
 def _check_complete(files: ModelFiles, info: dict[str, Any]) -> None:
-    missing = sorted(str(key) for key in info.get("missing_keys") or () if not _unused(str(key)))
+    missing = sorted(str(key) for key in info.get("missing_keys") or () if not unused(str(key)))
     wrong = sorted(str(key) for key in info.get("mismatched_keys") or ())
     if missing or wrong or info.get("error_msgs"):
         names = [*missing, *wrong, *map(str, info.get("error_msgs") or ())]
@@ -143,7 +143,8 @@ def _check_complete(files: ModelFiles, info: dict[str, Any]) -> None:
         )
 
 
-def _unused(key: str) -> bool:
+def unused(key: str) -> bool:
+    """Whether a weight is a pooler's."""
     return key.startswith("pooler.") or ".pooler." in key
 
 
