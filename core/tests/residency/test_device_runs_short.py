@@ -9,6 +9,7 @@ import attrs
 import pytest
 from sie_core import Residency
 from sie_core.residency import RegistrySettings
+from sie_testing import FaultPoints
 from sie_testing.house import MIB, House, close, fake, house, play
 
 seeds = pytest.mark.parametrize("seed", range(4))
@@ -51,6 +52,23 @@ def test_a_model_that_takes_long_to_leave_is_waited_for(how: str, seed: int) -> 
         await close(built)
 
     play(scene, seed=seed)
+
+
+def test_a_model_that_will_not_leave_is_not_waited_for_for_ever() -> None:
+    async def scene() -> None:
+        built = tier(*[fake(name, 60 * MIB) for name in "abc"], devices={"emulated:0": ROOM})
+        await built.registry.start()
+        await use(built, *"abc")
+        latch = FaultPoints.of("a").hold("offload")
+        take(built, 60 * MIB)
+        await asyncio.sleep(10.0)
+        assert evicted(built) == ["a"]
+        await asyncio.sleep(5.0)
+        assert evicted(built) == ["a", "b"]
+        latch.release()
+        await close(built)
+
+    play(scene)
 
 
 @seeds

@@ -90,16 +90,32 @@ def test_copies_go_when_available_memory_falls_under_the_floor(tmp_path: Path) -
     play(scene)
 
 
+def test_a_copy_that_will_not_go_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        registry = await parked(machine)
+        latch = FaultPoints.of("a").hold("close")
+        machine.others = 3 * GIB - 100 * MIB
+        await asyncio.sleep(8.0)
+        assert states(registry) == "unloading parked parked"
+        await asyncio.sleep(7.0)
+        assert states(registry) == "unloading unloaded parked"
+        latch.release()
+        await registry.shutdown(60.0)
+
+    play(scene)
+
+
 @pytest.mark.parametrize("sign", ["available", "pressure"])
 def test_a_copy_that_takes_long_to_go_is_waited_for(tmp_path: Path, sign: str) -> None:
     async def scene() -> None:
         machine = Machine(tmp_path)
-        registry = await parked(machine, close_s=12.0)
+        registry = await parked(machine, close_s=9.0)
         if sign == "available":
             machine.others = 3 * GIB - 100 * MIB  # leaves the floor, and 100 MiB for copies of 120
         else:
             machine.press(STRAINED)
-        await asyncio.sleep(11.0)
+        await asyncio.sleep(8.0)
         assert states(registry) == "unloading parked parked"
         machine.press(CALM)
         await asyncio.sleep(8.0)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sie_core import ModelLoadFailed, ModelSpec, Residency
+from sie_core import ModelLoadFailed, ModelSpec, Residency, ResourceExhausted
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
 from sie_testing.house import MIB, House, close, fake, house, play
@@ -117,6 +117,27 @@ def test_a_park_takes_the_place_of_a_copy_that_is_leaving_anyway(seed: int) -> N
         await close(built)
 
     play(scene, seed=seed)
+
+
+def test_a_copy_that_will_not_leave_is_not_waited_for_again() -> None:
+    async def scene() -> None:
+        built = tier(*[fake(name, 40 * MIB) for name in "xypq"], budget=80 * MIB, devices={"emulated:0": 500 * MIB})
+        for name in "xy":
+            await use(built, name)
+            await built.registry.park(name)
+        await use(built, "p", "q")
+        latch = FaultPoints.of("x").hold("close")
+        going = asyncio.create_task(built.registry.unload("x"))
+        await latch.arrival()
+        with pytest.raises(ResourceExhausted):
+            await built.registry.park("p")
+        await built.registry.park("q")
+        assert built.states() == {"x": "unloading", "y": "unloaded", "p": "unloaded", "q": "parked"}
+        latch.release()
+        await going
+        await close(built)
+
+    play(scene)
 
 
 @seeds

@@ -26,7 +26,7 @@ from sie_core.memory._pages import round_up
 from sie_core.residency.reasons import HOST_SHORT, TIER_FULL
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
-from sie_core.residency.tier import HostCopy, HostTier
+from sie_core.residency.tier import PARK_WAITS_S, RELIEF_WAITS_S, HostCopy, HostTier
 from sie_core.types import Residency, WakeCheck
 from sie_core.units import format_bytes
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Parking"]
 
 _R = Residency
-_DROP_S = 1.0
-"""A park waits so long for copies that have to go; it never waits for host memory beyond that."""
 _FREED_ENOUGH = 0.9
 """An engine that gave back less than this of what it held is not parked again."""
 
@@ -146,11 +144,11 @@ class Parking:
             )
         for name in go:
             self._dropping(name, TIER_FULL)
-        until = self._life.roster.now() + _DROP_S
+        until = self._life.roster.now() + PARK_WAITS_S
         tier.awaited[record.name] = announced
         try:
             while tier.set_aside(record.name, announced) is None:
-                leaving, left = tier.leaving, until - self._life.roster.now()
+                leaving, left = tier.leaving(PARK_WAITS_S), until - self._life.roster.now()
                 if not leaving or left <= 0:
                     raise ResourceExhausted("the host has no room for the copy")
                 await asyncio.wait(leaving.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -267,7 +265,7 @@ class Parking:
         """The host itself runs short: give idle memory back, then backups, then the copies parked longest ago."""
         tier = self.tier
         short -= tier.give_back_idle(short)
-        short -= tier.leaving_bytes
+        short -= tier.leaving_bytes(RELIEF_WAITS_S)
         for name in tier.in_order_of_going():
             if short <= 0:
                 return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from math import inf
 
 from attrs import define, field
 
@@ -18,8 +19,15 @@ from sie_core.residency.roster import HOST, Roster
 from sie_core.types import Residency
 from sie_core.units import format_bytes
 
-__all__ = ["HostCopy", "HostTier"]
+__all__ = ["PARK_WAITS_S", "RELIEF_WAITS_S", "HostCopy", "HostTier"]
 
+PARK_WAITS_S = 1.0
+"""A park waits so long for copies that have to go; it never waits for host memory beyond that."""
+RELIEF_WAITS_S = 10.0
+"""What is leaving counts as gone for so long where memory runs short; then somebody else has to go as well."""
+
+_TICK_S = 0.001
+"""Clocks of event loops are no finer: who has waited for so long may be looked at that much early."""
 _COPY = "host copy"
 _ARENA = "idle host arena"
 _ALIGN = 64
@@ -76,6 +84,8 @@ class HostTier:
     """By model, what drops its copy."""
     awaited: dict[str, int] = field(factory=dict)
     """By model that parks, the bytes of its copy, while it waits for others to go."""
+    _waited_for: dict[asyncio.Future[None], float] = field(factory=dict)
+    """Since when."""
     _closed: bool = False
 
     @property
@@ -91,20 +101,24 @@ class HostTier:
         copy = self.copies.get(model)
         return copy.nbytes if copy is not None else 0
 
-    @property
-    def leaving(self) -> dict[str, asyncio.Future[None]]:
-        """By model whose copy is being dropped, or goes with its engine, what to wait for."""
-        found = dict(self.going)
+    def leaving(self, patience_s: float) -> dict[str, asyncio.Future[None]]:
+        """By model whose copy is being dropped, or goes with its engine, what to wait for.
+
+        Without those that somebody has waited for longer than ``patience_s`` seconds: they may never go.
+        """
+        ends = dict(self.going)
         for name in self.copies:
             record = self.roster.records.get(name)
             if record is not None and record.state is Residency.UNLOADING and record.task is not None:
-                found[name] = record.task
-        return {name: end for name, end in found.items() if not end.done()}
+                ends[name] = record.task
+        now = self.roster.now()
+        self._waited_for = {end: self._waited_for.get(end, now) for end in ends.values() if not end.done()}
+        latest = now - patience_s + _TICK_S
+        return {name: end for name, end in ends.items() if self._waited_for.get(end, -inf) > latest}
 
-    @property
-    def leaving_bytes(self) -> int:
+    def leaving_bytes(self, patience_s: float) -> int:
         """What those copies will give back."""
-        return sum(self.held(name) for name in self.leaving)
+        return sum(self.held(name) for name in self.leaving(patience_s))
 
     def room_for(self, nbytes: int, *, keep: Collection[str]) -> list[str] | None:
         """Whose copies have to go so that ``nbytes`` fit; ``None``: they can't be had.
@@ -113,7 +127,7 @@ class HostTier:
         and that nobody waits for. Never one of ``keep``. What is leaving already counts as gone, and what other parks
         wait for as taken.
         """
-        short = self._short(nbytes + sum(self.awaited.values()) - self.leaving_bytes)
+        short = self._short(nbytes + sum(self.awaited.values()) - self.leaving_bytes(PARK_WAITS_S))
         if short <= 0:
             return []
         if nbytes > self.budget:

@@ -10,6 +10,7 @@ from sie_core.errors import SieError
 from sie_core.residency.reasons import HOST_WAITS
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
+from sie_core.residency.tier import RELIEF_WAITS_S
 from sie_core.types import Residency
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Watch:
         self._relieved_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._deficits: dict[str, int] = {}
+        self._leaving_since: dict[str, float] = {}
 
     def start(self) -> None:
         """Look now, and from now on."""
@@ -92,7 +94,7 @@ class Watch:
     def _relieve(self, account: str, short: int) -> None:
         """Let idle models go until the book is right again; then parked engines that have kept something there."""
         roster = self._roster
-        short -= sum(self._freed(record, account) for record in roster.records.values() if _leaves(record))
+        short -= sum(self._freed(record, account) for record in self._leaving())
         idle = [roster.records[name] for name in roster.recent]
         kept = [record for record in roster.records.values() if record.state is Residency.PARKED]
         for record in (*idle, *kept):
@@ -107,6 +109,13 @@ class Watch:
             else:
                 self._lifecycle.unload(record, _REASON)
             short -= freed
+
+    def _leaving(self) -> list[Record]:
+        """Whose bytes are about to come free, but those that have been about to for too long."""
+        now, known = self._roster.now(), self._leaving_since
+        leaving = [record for record in self._roster.records.values() if _leaves(record)]
+        self._leaving_since = {record.name: known.get(record.name, now) for record in leaving}
+        return [record for record in leaving if now - self._leaving_since[record.name] < RELIEF_WAITS_S]
 
     def _freed(self, record: Record, account: str) -> int:
         return self._roster.ledger.freed_by(record.name).get(account, 0)
