@@ -14,7 +14,7 @@ from sie_core.http.views import STATES
 from sie_core.plugins import Plugins
 from sie_core.telemetry import Telemetry
 from sie_testing import FaultPoints
-from website import MODELS, Start, key_line, until
+from website import MODELS, TALKERS, Start, key_line, until
 
 
 async def test_models_in_both_dialects(served: Start) -> None:
@@ -24,7 +24,7 @@ async def test_models_in_both_dialects(served: Start) -> None:
         await s.embed(model="gone")
         after = (await s.http.get("/v1/models")).json()
     assert before["object"] == "list"
-    assert [card["id"] for card in before["data"]] == [card["name"] for card in before["models"]] == list(MODELS)
+    assert [card["id"] for card in before["data"]] == [card["name"] for card in before["models"]] == [*MODELS, *TALKERS]
     for card in before["data"]:
         assert card.keys() == {"id", "object", "created", "owned_by"}
         assert (card["object"], type(card["created"])) == ("model", int)
@@ -271,7 +271,7 @@ async def test_routes_of_plugins_come_after_the_built_in_ones(served: Start, plu
         hello = await s.http.get("/x/hello")
         alive = await s.http.get("/healthz")
         embedded = await s.embed()
-    assert hello.text == f"{len(MODELS)} models"
+    assert hello.text == f"{len(MODELS) + len(TALKERS)} models"
     assert alive.json() == {"status": "ok"}
     assert embedded.json()["object"] == "list"
 

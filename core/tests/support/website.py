@@ -20,7 +20,7 @@ from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
 from sie_core.serving import Service
 from sie_core.telemetry import Telemetry
-from sie_testing import FakeOptions, FaultPoints
+from sie_testing import FakeOptions, FakeStreamEngine, FaultPoints
 
 MIB = 1024 * 1024
 
@@ -57,6 +57,16 @@ MODELS: dict[str, FakeOptions] = {
     "tuples": FakeOptions(decline="its tensors sit in tuples"),
 }
 
+TALKERS: dict[str, FakeOptions] = {
+    "chat": FakeOptions(),
+    "org/chat": FakeOptions(),
+    "slow": FakeOptions(token_s=0.05, max_running=1),
+    "embedder": FakeOptions(tasks=("encode",)),
+    "talks-only": FakeOptions(tasks=("generate",)),
+    "pirates": FakeOptions(max_loras=1),
+}
+"""Served by the adapter ``fake-stream``."""
+
 
 @attrs.frozen
 class Served:
@@ -70,6 +80,14 @@ class Served:
 
     async def embed(self, **body: Any) -> httpx.Response:
         return await self.http.post("/v1/embeddings", json={"model": "mini", "input": "hello", **body})
+
+    def engine(self, model: str) -> FakeStreamEngine:
+        """The engine of a resident talker."""
+        lease = self.registry.try_acquire(model)
+        assert lease is not None
+        with lease:
+            assert isinstance(lease.engine, FakeStreamEngine)
+            return lease.engine
 
     async def encode(self, model: str = "mini", **body: Any) -> httpx.Response:
         return await self.http.post(f"/v1/encode/{model}", json={"items": [{"text": "hello"}], **body})
@@ -100,7 +118,9 @@ async def running_service(
     settings = RegistrySettings(load_wait_s=load_wait_s, **registry_settings)
     registry = Registry(plugins, ledger, [device], settings, observer=telemetry)
     registry.apply(
-        [ModelSpec(name=name, adapter="fake", options=options, queue=queue) for name, options in MODELS.items()]
+        ModelSpec(name, adapter, options=options, queue=queue)
+        for adapter, models in (("fake", MODELS), ("fake-stream", TALKERS))
+        for name, options in models.items()
     )
     await registry.start()
     service = Service(registry, telemetry=telemetry)

@@ -19,7 +19,7 @@ from sie_core.http.errors import Dialect, render
 from sie_core.http.exchange import ClientGone, Exchange, Patrols
 from sie_core.http.limits import Limits
 from sie_core.http.patrol import Patrol
-from sie_core.http.routes import admin, encode, models, openai, ops, status
+from sie_core.http.routes import admin, encode, generation, models, openai, ops, status
 from sie_core.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -70,7 +70,10 @@ def _routes(site: Site) -> list[BaseRoute]:
 
     return [
         route("POST", "/v1/embeddings", openai.embeddings),
+        route("POST", "/v1/chat/completions", generation.chat),
+        route("POST", "/v1/completions", generation.completions),
         route("POST", "/v1/encode/{model:path}", encode.encode),
+        route("POST", "/v1/generate/{model:path}", generation.generate),
         route("GET", "/v1/models", models.list_models),
         route("GET", "/v1/models/{model:path}", models.show_model),
         route("GET", "/v1/status", status.show_status),

@@ -46,7 +46,8 @@ def checked_name(name: str) -> str:
     return name
 
 
-Handler = Callable[[Site, Exchange], Awaitable[Reply]]
+Handler = Callable[[Site, Exchange], Awaitable[Reply | None]]
+"""``None``: it has answered by itself, piece by piece."""
 
 
 class Endpoint:
@@ -60,4 +61,6 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["sie.exchange"]
-        await exchange.reply(await self._handler(self._site, exchange))
+        reply = await self._handler(self._site, exchange)
+        if reply is not None:
+            await exchange.reply(reply)

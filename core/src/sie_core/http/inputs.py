@@ -14,7 +14,17 @@ from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
 from sie_core.http.limits import Limits
 from sie_core.types import EncodeParams, Item
 
-__all__ = ["DTYPES", "OUTPUT_TYPES", "EmbeddingsRequest", "EncodeRequest", "parse_embeddings", "parse_encode"]
+__all__ = [
+    "DTYPES",
+    "OUTPUT_TYPES",
+    "EmbeddingsRequest",
+    "EncodeRequest",
+    "check_lora",
+    "kind_of",
+    "parse_embeddings",
+    "parse_encode",
+    "shown",
+]
 
 OUTPUT_TYPES: Final = ("dense", "sparse", "multivector")
 DTYPES: Final = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
@@ -89,7 +99,7 @@ def _native_params(items: tuple[Item, ...], params: Mapping[Any, Any]) -> Encode
     dtype = "float32" if asked is None else asked
     if dtype not in DTYPES:
         raise Unsupported(
-            f"output_dtype must be one of {', '.join(DTYPES)}, not {_shown(dtype)}",
+            f"output_dtype must be one of {', '.join(DTYPES)}, not {shown(dtype)}",
             supported=DTYPES,
             param="output_dtype",
         )
@@ -101,7 +111,7 @@ def _native_params(items: tuple[Item, ...], params: Mapping[Any, Any]) -> Encode
             is_query=bool(_optional(option("is_query"), bool, "is_query", "true or false")),
             dimensions=_dimensions(option("dimensions")),
             truncate=_optional(option("truncate"), bool, "truncate", "true or false"),
-            lora=_lora(option("lora")),
+            lora=check_lora(option("lora")),
             options=options,
         ),
         dtype,
@@ -115,7 +125,7 @@ def _output_types(value: Any) -> tuple[str, ...]:
         raise InvalidInput("'output_types' must be a list such as ['dense']", param="output_types")
     for name in value:
         if name not in OUTPUT_TYPES:
-            message = f"output type {_shown(name)} is none of {', '.join(OUTPUT_TYPES)}"
+            message = f"output type {shown(name)} is none of {', '.join(OUTPUT_TYPES)}"
             raise Unsupported(message, supported=OUTPUT_TYPES, param="output_types")
     return tuple(dict.fromkeys(value))
 
@@ -123,11 +133,11 @@ def _output_types(value: Any) -> tuple[str, ...]:
 def _native_item(index: int, value: Any, limits: Limits) -> Item:
     if not isinstance(value, dict):
         raise InvalidInput(
-            f"an item must be an object such as {{text: ...}}, not {_kind(value)}", index=index, param="items"
+            f"an item must be an object such as {{text: ...}}, not {kind_of(value)}", index=index, param="items"
         )
     identity = value.get("id")
     if identity is not None and not isinstance(identity, str):
-        raise InvalidInput(f"'id' must be a string, not {_kind(identity)}", index=index, param="items")
+        raise InvalidInput(f"'id' must be a string, not {kind_of(identity)}", index=index, param="items")
     for name in _OTHER_INPUTS:
         if value.get(name) is not None:
             raise InvalidInput(f"{name!r} is no input of this server", index=index, param="items")
@@ -177,13 +187,13 @@ def parse_embeddings(body: Mapping[Any, Any], limits: Limits) -> EmbeddingsReque
     encoding = body.get("encoding_format")
     if encoding is not None and encoding not in ENCODINGS:
         raise Unsupported(
-            f"encoding_format must be float or base64, not {_shown(encoding)}",
+            f"encoding_format must be float or base64, not {shown(encoding)}",
             supported=ENCODINGS,
             param="encoding_format",
         )
     dimensions = _dimensions(body.get("dimensions"))
     truncate = _optional(body.get("truncate"), bool, "truncate", "true or false")
-    lora = _lora(body.get("lora"))
+    lora = check_lora(body.get("lora"))
     plain = dimensions is None and truncate is None and lora is None
     params = _PLAIN if plain else EncodeParams(dimensions=dimensions, truncate=truncate, lora=lora)
     return EmbeddingsRequest(model, _openai_items(body.get("input"), limits), params, encoding == "base64")
@@ -196,7 +206,7 @@ def _openai_items(value: Any, limits: Limits) -> tuple[Item, ...]:
         raise InvalidInput("'input' is missing", param="input")
     if not isinstance(value, list):
         raise InvalidInput(
-            f"'input' must be a string, a list of strings, or token ids, not {_kind(value)}", param="input"
+            f"'input' must be a string, a list of strings, or token ids, not {kind_of(value)}", param="input"
         )
     if value and type(value[0]) is int:
         return (Item(token_ids=_token_ids(value, 0, limits)),)
@@ -209,7 +219,7 @@ def _openai_items(value: Any, limits: Limits) -> tuple[Item, ...]:
 def _token_ids(value: Any, index: int, limits: Limits) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InvalidInput(
-            f"a list of token ids must follow on a list of token ids, not {_kind(value)}", index=index, param="input"
+            f"a list of token ids must follow on a list of token ids, not {kind_of(value)}", index=index, param="input"
         )
     if not value:
         raise InvalidInput("the list of token ids is empty: there is nothing to encode", index=index, param="input")
@@ -229,7 +239,7 @@ def _token_ids(value: Any, index: int, limits: Limits) -> tuple[int, ...]:
 
 def _text(value: Any, index: int, limits: Limits, param: str) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(f"a text must be a string, not {_kind(value)}", index=index, param=param)
+        raise InvalidInput(f"a text must be a string, not {kind_of(value)}", index=index, param=param)
     if not value:
         raise InvalidInput("the text is empty: there is nothing to encode", index=index, param=param)
     if len(value) * 4 > limits.item_bytes:  # Four bytes a character at most: short texts need no counting.
@@ -256,35 +266,38 @@ def _dimensions(value: Any) -> int | None:
     return value
 
 
-def _lora(value: Any) -> str | None:
+def check_lora(value: Any) -> str | None:
+    """The name of a LoRA adapter, or none. Raises InvalidInput."""
     if value is not None and (not isinstance(value, str) or not value or len(value) > _MAX_NAME):
-        raise InvalidInput(f"'lora' must be the name of a LoRA adapter, not {_shown(value)}", param="lora")
+        raise InvalidInput(f"'lora' must be the name of a LoRA adapter, not {shown(value)}", param="lora")
     return value
 
 
 def _optional(value: Any, kind: type, param: str, wanted: str) -> Any:
     if value is not None and not isinstance(value, kind):
-        raise InvalidInput(f"{param!r} must be {wanted}, not {_kind(value)}", param=param)
+        raise InvalidInput(f"{param!r} must be {wanted}, not {kind_of(value)}", param=param)
     return value
 
 
 def _mapping(value: Any, param: str) -> Mapping[Any, Any]:
     if not isinstance(value, dict):
-        raise InvalidInput(f"{param!r} must be an object, not {_kind(value)}", param=param)
+        raise InvalidInput(f"{param!r} must be an object, not {kind_of(value)}", param=param)
     return value
 
 
 def _unknown(name: Any, known: Sequence[str], param: str) -> NoReturn:
     near = difflib.get_close_matches(str(name)[:64], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    raise InvalidInput(f"{_shown(name)} is no field of {param!r}; {hint}", param=param)
+    raise InvalidInput(f"{shown(name)} is no field of {param!r}; {hint}", param=param)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as an error may quote it."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, in the words of JSON."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
