@@ -23,6 +23,7 @@ from sie_core.errors import (
     ShuttingDown,
     SieError,
     TransitionCancelled,
+    TransitionError,
 )
 from sie_core.residency.admission import Admission
 from sie_core.residency.drains import Drains
@@ -150,6 +151,25 @@ class Lifecycle:
             return plugins.ask(hook, owner=owner, **arguments)
 
         return await worker.call(call, hook=hook, timeout=timeout)
+
+    async def move(
+        self, record: Record, seat: Seat, hook: str, timeout: float, ctx: TransitionContext
+    ) -> tuple[Any, Mapping[str, int | None]]:
+        """Ask the plugins to move a resident engine; their answer, and what the engine says that it holds now.
+
+        One call on the engine's thread, because each costs a wake its time twice over.
+        """
+        plugins, owner, engine = self.roster.plugins, self.roster.owner_plugin(record), seat.engine
+
+        def call() -> tuple[Any, Mapping[str, int | None]]:
+            answer = plugins.ask(hook, owner=owner, engine=engine, ctx=ctx)
+            try:
+                return answer, {} if answer is None else engine.memory().devices
+            except Exception as error:  # never to be taken for a failure of the move itself, which may be tried again
+                raise TransitionError(f"moved, but can't say what it holds: {error!r}") from error
+
+        moved: tuple[Any, Mapping[str, int | None]] = await seat.worker.call(call, hook=hook, timeout=timeout)
+        return moved
 
     def context(self, record: Record, timeout: float) -> TransitionContext:
         """What a blocking call gets."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sie_core.adapter import Declined, HostOffload, HostResidue, MemoryReport
+from sie_core.adapter import Declined, HostOffload, HostResidue
 from sie_core.errors import (
     HookTimeout,
     HostOutOfMemory,
@@ -173,13 +173,12 @@ class Parking:
         """The hook's answer, and what the engine itself reports afterwards."""
         timeout = self._life.roster.settings.offload_timeout_s
         record.ctx = ctx = self._life.context(record, timeout)
-        answer = await self._life.ask(record, seat.worker, "offload_to_host", timeout, engine=seat.engine, ctx=ctx)
+        answer, report = await self._life.move(record, seat, "offload_to_host", timeout, ctx)
         if not isinstance(answer, HostOffload):
             raise TransitionError(f"offload_to_host returned {type(answer).__name__}, no HostOffload")
         if seat.dead is not None:
             raise TransitionError(f"the engine died while it was parked: {seat.dead}")
-        report: MemoryReport = await seat.worker.call(seat.engine.memory, hook="memory", timeout=timeout)
-        return answer, report.devices
+        return answer, report
 
     def _credit(
         self,
@@ -329,9 +328,7 @@ class Parking:
             ctx.grant = placed.grant
             try:
                 with roster.moving_bytes(record.devices):
-                    answer = await life.ask(
-                        record, seat.worker, "restore_from_host", timeout, engine=seat.engine, ctx=ctx
-                    )
+                    answer, report = await life.move(record, seat, "restore_from_host", timeout, ctx)
             except OutOfMemory as error:
                 roster.ledger.retain(record.name, record.retained)
                 roster.decide(record.name, "wake", f"out of memory: {error.message}")
@@ -344,7 +341,7 @@ class Parking:
                 raise TransitionError(f"restore_from_host returned {type(answer).__name__}, no HostResidue")
             if seat.dead is not None:
                 raise TransitionError(f"the engine died: {seat.dead}")
-            record.resident_bytes.update(await self._life.report(seat))
+            record.resident_bytes.update({account: held for account, held in report.items() if held is not None})
             return answer
         raise AssertionError("the loop returns or raises")
 
