@@ -1,0 +1,186 @@
+"""A running engine as the core sees it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import psutil
+from sie_core import (
+    Capabilities,
+    EngineEvents,
+    EngineStartError,
+    GenerateRequest,
+    InvalidInput,
+    MemoryReport,
+    StreamEngine,
+    TransitionContext,
+    Unsupported,
+)
+
+from sie_adapters_sglang._argv import SERVED_NAME
+from sie_adapters_sglang._client import EngineClient
+from sie_adapters_sglang._control import Usage
+from sie_adapters_sglang._gate import Gate
+from sie_adapters_sglang._gpu import held_on
+from sie_adapters_sglang._launch import Running
+from sie_adapters_sglang._park import Parking
+from sie_adapters_sglang._plan import Plan
+
+__all__ = ["GenerationEngine", "SglangEngine"]
+
+log = logging.getLogger(__name__)
+
+_PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_PROBE = "The quick brown fox jumps over the lazy dog"
+
+
+class SglangEngine(StreamEngine):
+    """What generation and embedding engines share: life, memory, parking."""
+
+    def __init__(
+        self, plan: Plan, running: Running, accounts: Sequence[str], capabilities: Capabilities, events: EngineEvents
+    ) -> None:
+        self.devices = tuple(accounts)
+        self.capabilities = capabilities
+        self.plan = plan
+        self._running = running
+        self._events = events
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._gate = Gate()
+        self.parking = Parking(running.control, self._gate, lambda: running.process.alive)
+        self._client = EngineClient(running.url, running.keys, self._gate, self._why_gone)
+        self.usage: Usage | None = running.control.usage()
+        running.listener.append(self._ended)
+        if not running.process.alive:
+            self.close(TransitionContext())
+            raise EngineStartError(f"the engine ended as soon as it was ready:\n{running.process.log_tail()}")
+
+    # --- life --------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The engine's first process, which leads its session."""
+        return self._running.process.pid
+
+    @property
+    def saver(self) -> bool:
+        """Whether it runs with the memory saver: without it a release frees nothing."""
+        return self._running.saver
+
+    @property
+    def context_bytes(self) -> int:
+        """What its process holds on a device beside weights and caches, and keeps while it is parked."""
+        account = self.devices[0]
+        return self.plan.costs(account, 0).context if account.startswith("cuda") else 0
+
+    def close(self, ctx: TransitionContext) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+        self._gate.die("the engine was closed")
+        self._client.close()
+        process = self._running.process
+        if not process.stop(self.plan.options.stop_timeout_s):
+            process.kill()
+        self._running.forget()
+
+    def _ended(self) -> None:
+        if self._closing.is_set():
+            return
+        reason = self._why_gone(0.0) or "the engine is gone"
+        self._gate.die(reason)
+        self._events.died(f"{reason}; the end of its log:\n{self._running.process.log_tail(12)}")
+
+    def _why_gone(self, wait_s: float) -> str | None:
+        process = self._running.process
+        if self._closing.is_set():
+            return "the engine was closed"
+        if not process.ended.wait(wait_s):
+            return None
+        code = process.exit_code
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"the engine ended with {how}"
+
+    # --- memory ------------------------------------------------------------------------------------
+
+    def memory(self) -> MemoryReport:
+        if self._closing.is_set() or not self._running.process.alive:
+            return MemoryReport(dict.fromkeys(self.devices, 0))
+        return MemoryReport({account: self._held_on(account) for account in self.devices})
+
+    def _held_on(self, account: str) -> int | None:
+        """Never by asking a parked engine."""
+        kind = account.partition(":")[0]
+        if kind == "cuda":
+            return held_on(int(account.partition(":")[2] or 0), self._pids())
+        if kind == "cpu":
+            return self._resident()
+        if self.parking.parked is not False or self.usage is None:
+            return 0
+        return self.usage.total
+
+    def _pids(self) -> list[int]:
+        try:
+            leader = psutil.Process(self.pid)
+            return [leader.pid, *(child.pid for child in leader.children(recursive=True))]
+        except psutil.Error:
+            return []
+
+    def _resident(self) -> int | None:
+        total = 0
+        for pid in self._pids():
+            try:
+                told = psutil.Process(pid).memory_full_info()
+            except psutil.Error:
+                continue
+            total += getattr(told, "pss", 0) or told.rss
+        return total or None
+
+    def probe(self, ctx: TransitionContext) -> bytes | None:
+        body, path = self._probe_request()
+        answer = self._running.control.ask(path, body)
+        return None if answer is None else self._probe_answer(answer)
+
+    def _probe_request(self) -> tuple[dict[str, Any], str]:
+        raise NotImplementedError
+
+    def _probe_answer(self, answer: Any) -> bytes:
+        raise NotImplementedError
+
+
+class GenerationEngine(SglangEngine):
+    """Chat and completions."""
+
+    async def generate(self, request: GenerateRequest) -> Mapping[str, Any]:
+        self._check(request)
+        answer: Mapping[str, Any] = await self._client.ask(_PATHS[request.kind], self._body(request))
+        return answer
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes]:
+        self._check(request)
+        return self._client.stream(_PATHS[request.kind], self._body(request))
+
+    def _check(self, request: GenerateRequest) -> None:
+        if request.lora is not None and not self.plan.options.max_loras:
+            raise Unsupported("the model takes no LoRA adapters: its max_loras is 0", supported=())
+        for taken in ("rid", "lora_path", "data_parallel_rank"):
+            if taken in request.body:
+                raise InvalidInput(f"{taken} is not for requests to set", param=taken)
+
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
+        body = {**request.body, "model": SERVED_NAME}
+        if request.lora is not None:
+            body["lora_path"] = request.lora
+        return body
+
+    def _probe_request(self) -> tuple[dict[str, Any], str]:
+        sampling = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+        return {"text": _PROBE, "sampling_params": sampling}, "/generate"
+
+    def _probe_answer(self, answer: Any) -> bytes:
+        return repr(answer["output_ids"]).encode()

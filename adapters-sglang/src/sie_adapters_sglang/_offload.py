@@ -1,0 +1,63 @@
+"""What parking an engine takes on the host, and what stays there.
+
+The memory saver keeps a pinned copy of every weight; the KV cache is given up. Up to its release 0.0.9.post1 the copy
+stays after a resume; later ones let it go, unless ``TMS_RETAIN_CPU_BACKUP=1`` is in the engine's environment.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sie_core import Declined, Engine, HostOffload, HostResidue, TransitionContext
+
+from sie_adapters_sglang._engine import SglangEngine
+from sie_adapters_sglang._flags import version_key
+
+__all__ = ["announce", "keeps_copy", "offload", "restore"]
+
+_LETS_GO = version_key("0.0.10")
+
+
+def keeps_copy(memory_saver: str | None, retain: str | None) -> bool:
+    """Whether the copy of the weights survives a wake. ``retain``: the engine's ``TMS_RETAIN_CPU_BACKUP``."""
+    if memory_saver is None:
+        return False
+    return version_key(memory_saver) < _LETS_GO or retain == "1"
+
+
+def announce(engine: Engine) -> int | Declined | None:
+    """Bytes of the copy."""
+    if not isinstance(engine, SglangEngine):
+        return None
+    kinds = {account.partition(":")[0] for account in engine.devices}
+    if not engine.plan.options.park:
+        return Declined("its options say park: false")
+    if "cpu" in kinds:
+        return Declined("it runs on the CPU: parking it would free nothing")
+    if "cuda" in kinds and not engine.saver:
+        return Declined("torch-memory-saver is not installed beside its SGLang: a release would free nothing")
+    if engine.usage is None:
+        return Declined("the engine does not say how large its weights are")
+    return engine.usage.weights * len(engine.devices)
+
+
+def offload(engine: Engine, ctx: TransitionContext) -> HostOffload | None:
+    """Park it. Raises TransitionError."""
+    if not isinstance(engine, SglangEngine):
+        return None
+    copied = engine.usage.weights * len(engine.devices) if engine.usage is not None else 0
+    engine.parking.park(ctx)
+    context = engine.context_bytes
+    return HostOffload(host_bytes=copied, retained=dict.fromkeys(engine.devices, context))
+
+
+def restore(engine: Engine, ctx: TransitionContext) -> HostResidue | None:
+    """Wake it. Raises TransitionError."""
+    if not isinstance(engine, SglangEngine):
+        return None
+    engine.parking.wake(ctx)
+    env = {**os.environ, **engine.plan.options.env}
+    if not keeps_copy(engine.plan.installed.memory_saver, env.get("TMS_RETAIN_CPU_BACKUP")):
+        return HostResidue()
+    copied = engine.usage.weights * len(engine.devices) if engine.usage is not None else 0
+    return HostResidue(host_bytes=copied, droppable=False)

@@ -1,0 +1,130 @@
+"""What a model will take and where it may run: its files, its needs, and the figures of its launch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+from sie_core import (
+    AdmissionReserve,
+    DeviceGrant,
+    DeviceView,
+    ModelSourceInvalid,
+    ModelSourceNotFound,
+    ModelSpec,
+    locate,
+)
+
+from sie_adapters_sglang._checkpoint import Checkpoint, read_checkpoint
+from sie_adapters_sglang._costs import CostCache, Costs, Graphs, default_costs
+from sie_adapters_sglang._flags import version_key
+from sie_adapters_sglang._installed import Installed, find_installed
+from sie_adapters_sglang._options import EngineOptions, GenerationOptions
+from sie_adapters_sglang._sizing import Demand, Launch, reserve, size_launch
+
+__all__ = ["Plan", "cost_cache", "engine_kind", "plan_for", "read_config"]
+
+
+@cache
+def cost_cache() -> CostCache:
+    """Measured figures of this user's engines. ``$SIE_CACHE_DIR``, else the user's cache folder."""
+    root = os.environ.get("SIE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return CostCache(Path(root).expanduser() / "sie" / "sglang-costs.json")
+
+
+def model_folder(model: ModelSpec) -> Path:
+    """The folder with the model's files.
+
+    Raises:
+        ModelSourceNotFound, ModelSourceInvalid
+    """
+    if model.source is None:
+        raise ModelSourceNotFound(f"model {model.name!r} has no source: give it path:, package: or hf:")
+    folder: Path = locate(model.source)
+    if not (folder / "config.json").is_file():
+        raise ModelSourceInvalid(f"{model.source}: {folder} has no config.json: it is no model")
+    return folder
+
+
+def read_config(model: ModelSpec) -> dict[str, Any]:
+    """The model's ``config.json``. Raises LoadError."""
+    file = model_folder(model) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelSourceInvalid(f"{file} can't be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelSourceInvalid(f"{file} holds no object")
+    return config
+
+
+@frozen
+class Plan:
+    """One model on the SGLang that is installed."""
+
+    options: EngineOptions
+    installed: Installed
+    folder: Path
+    config: Mapping[str, Any]
+    checkpoint: Checkpoint
+    demand: Demand
+    graphs: Graphs
+
+    def reserve(self, views: Sequence[DeviceView]) -> AdmissionReserve:
+        """What to ask the ledger for. Raises NeverFits."""
+        seen = [attrs.evolve(view, kind=engine_kind(view.name)) for view in views]
+        largest = max(seen, key=lambda view: view.total, default=None)
+        costs = self.costs(largest.name, largest.total) if largest is not None else self.costs("cpu", 0)
+        return reserve(self.demand, costs, seen)
+
+    def launch(self, grants: Mapping[str, DeviceGrant], total: int) -> Launch:
+        """The flags for what was granted. Raises ResourceExhausted."""
+        first = next(iter(grants), "cpu")
+        return size_launch(self.demand, self.costs(first, total), grants, kinds={engine_kind(name) for name in grants})
+
+    def costs(self, account: str, total: int) -> Costs:
+        """On a device of ``total`` bytes: measured where an earlier launch was."""
+        kind = engine_kind(account)
+        version = version_key(self.installed.sglang)[:3]
+        assumed = default_costs(version, total, kind, self.options.tp_size, self.graphs)
+        return assumed.with_measured(cost_cache().get(self.cost_key(kind)))
+
+    def cost_key(self, kind: str) -> str:
+        told = attrs.asdict(self.options, recurse=False)
+        skipped = ("python", "env", "start_timeout_s", "stall_timeout_s", "stop_timeout_s", "mem_fraction_static")
+        flags = [f"{name}={value}" for name, value in told.items() if name not in (*skipped, "max_total_tokens")]
+        flags.append(f"weights={self.checkpoint.weight_bytes(self.options.tp_size)}")
+        return CostCache.key(str(self.folder), self.installed.sglang, flags, kind)
+
+
+def engine_kind(account: str) -> str:
+    """What an engine takes the device for: on an emulated one it runs on the CPU."""
+    return "cuda" if account.startswith("cuda") else "cpu"
+
+
+def plan_for(model: ModelSpec, options: EngineOptions) -> Plan:
+    """Raises LoadError: no such files, no SGLang, or one that is not supported."""
+    installed = find_installed(options.python, options.env)
+    folder, config = model_folder(model), read_config(model)
+    checkpoint = read_checkpoint(folder, options.dtype or "auto")
+    ranks = options.tp_size
+    cache_dtype = (options.kv_cache_dtype if isinstance(options, GenerationOptions) else None) or "auto"
+    demand = Demand(
+        name=model.name,
+        weights_bytes=checkpoint.weight_bytes(ranks),
+        kv_bytes_per_token=checkpoint.kv_bytes_per_token(ranks, cache_dtype),
+        headroom_bytes=model.runtime_headroom or 0,
+        ranks=ranks,
+        max_total_tokens=options.max_total_tokens,
+        mem_fraction_static=options.mem_fraction_static,
+        capped=not checkpoint.has_state,
+    )
+    chunk = options.chunked_prefill_size if isinstance(options, GenerationOptions) else None
+    graphs = Graphs(chunked_prefill=chunk, max_batch=options.max_running_requests)
+    return Plan(options, installed, folder, config, checkpoint, demand, graphs)

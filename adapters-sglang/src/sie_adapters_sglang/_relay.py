@@ -1,0 +1,99 @@
+"""Requests to an engine: OpenAI's routes over loopback, answers and pieces of streams as they come.
+
+Pieces are passed on as the bytes that the engine wrote. They are looked into only where the words in them say that
+something is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, NoReturn
+
+from sie_core import InferenceError, InvalidInput, ResourceExhausted, SieError
+
+__all__ = ["checked_answer", "error_of", "pieces", "raise_for"]
+
+_ERROR = b'"error"'
+_ABORT = b'"abort"'
+
+
+async def events(source: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The ``data`` lines of a stream of server-sent events."""
+    rest = b""
+    async for data in source:
+        rest += data
+        if b"\n" not in data:
+            continue
+        *lines, rest = rest.split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+async def pieces(source: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The JSON objects of a stream, up to its ``[DONE]``.
+
+    Raises:
+        InvalidInput, InferenceError: the engine says so in the stream, or aborted the request.
+        EOFError: the stream ended without its end.
+    """
+    async for event in events(source):
+        if event == b"[DONE]":
+            return
+        # Text can't match: its quotes are escaped.
+        if _ERROR in event or _ABORT in event:
+            _look_into(event)
+        yield event
+    raise EOFError("the engine's stream broke off")
+
+
+def _look_into(event: bytes) -> None:
+    piece = json.loads(event)
+    error = piece.get("error")
+    if error:
+        message = error.get("message") if isinstance(error, dict) else error
+        code = error.get("code") if isinstance(error, dict) else None
+        raise error_of(code if isinstance(code, int) else 500, str(message))
+    _refuse_aborted(piece)
+
+
+def checked_answer(body: bytes) -> dict[str, Any]:
+    """A whole answer. Raises InferenceError for what is none, or was aborted."""
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise InferenceError("the engine's answer is no JSON") from error
+    if not isinstance(answer, dict):
+        raise InferenceError("the engine's answer is no object")
+    _refuse_aborted(answer)
+    return answer
+
+
+def _refuse_aborted(answer: Mapping[str, Any]) -> None:
+    for choice in answer.get("choices") or ():
+        if choice.get("finish_reason") == "abort":
+            raise InferenceError("the engine aborted the request")
+
+
+def error_of(status: int, message: str) -> SieError:
+    """What an answer with an error status means."""
+    if status in (400, 404, 413, 422):
+        return InvalidInput(message)
+    if status == 503:
+        return ResourceExhausted(message, retry_after_s=1.0)
+    return InferenceError(f"the engine answered {status}: {message}")
+
+
+def raise_for(status: int, body: bytes) -> NoReturn:
+    """Raise what an error's answer means; its texts have several shapes."""
+    message = body.decode(errors="replace")[:500]
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = None
+    if isinstance(told, dict):
+        inner = told.get("error", told)
+        told_text = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
+        message = str(told_text or message)
+    raise error_of(status, message)

@@ -1,0 +1,164 @@
+"""What is kept on disk of running engines, so that the next server finds those that a dead one left behind.
+
+A folder for each engine, readable by its owner only: ``engine.json`` (who started it), its log, and while it starts the
+file with its keys. An engine carries a random token in its environment: that, and nothing less, proves that a process
+is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from attrs import asdict, frozen
+
+__all__ = ["TOKEN", "Home", "end_orphans", "state_folder"]
+
+log = logging.getLogger(__name__)
+
+TOKEN = "SIE_ENGINE_TOKEN"
+"""The variable that marks a process as an engine's."""
+_ORPHAN_S = 2.0
+_lock = threading.Lock()
+
+
+def state_folder() -> Path:
+    """``$SIE_STATE_DIR``, or a folder of the user's own among the temporary files. Made if it is not there.
+
+    Raises:
+        PermissionError: somebody else owns it.
+    """
+    given = os.environ.get("SIE_STATE_DIR") or os.environ.get("XDG_RUNTIME_DIR")
+    root = Path(given) / "sie" if given else Path(tempfile.gettempdir()) / f"sie-{os.getuid()}"
+    folder = root / "engines"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else: set SIE_STATE_DIR to a folder of your own")
+    root.chmod(0o700)
+    return folder
+
+
+@frozen
+class _Owner:
+    """The server that started an engine: a process id means something only with the moment the process began."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def this(cls) -> _Owner:
+        return cls(os.getpid(), psutil.Process().create_time())
+
+    def alive(self) -> bool:
+        try:
+            began: float = psutil.Process(self.pid).create_time()
+        except psutil.Error:
+            return False
+        return abs(began - self.started) < 0.05
+
+
+class Home:
+    """The folder of one engine. ``token`` goes into its environment."""
+
+    def __init__(self, model: str) -> None:
+        self.token = secrets.token_hex(16)
+        self.folder = state_folder() / self.token
+        self.folder.mkdir(mode=0o700)
+        self._about = {"token": self.token, "model": model, "owner": asdict(_Owner.this())}
+        self._write(0)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "engine.log"
+
+    def started(self, pid: int) -> None:
+        """The engine's first process, which leads its session."""
+        self._write(pid)
+
+    def secret(self, name: str, content: str) -> Path:
+        """A file that its owner alone may read."""
+        path = self.folder / name
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(content)
+        return path
+
+    def forget(self) -> None:
+        """The engine is gone, all of it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write(self, pid: int) -> None:
+        fresh = self.folder / "engine.json.new"
+        fresh.write_text(json.dumps({**self._about, "pid": pid}))
+        fresh.replace(self.folder / "engine.json")
+
+
+def end_orphans() -> list[str]:
+    """End what dead servers of this user left running, and forget it. Returns the models whose engines were ended."""
+    with _lock:
+        ended = []
+        for folder, about in _left_behind():
+            pids = _processes_of(about["token"], about["pid"])
+            if pids:
+                log.warning(
+                    "an earlier server left the engine of %s running (%d processes): ending it",
+                    about["model"],
+                    len(pids),
+                )
+                _end(about["token"], about["pid"])
+                ended.append(str(about["model"]))
+            shutil.rmtree(folder, ignore_errors=True)
+        return ended
+
+
+def _left_behind() -> Iterator[tuple[Path, dict[str, object]]]:
+    for folder in sorted(state_folder().iterdir()):
+        try:
+            about = json.loads((folder / "engine.json").read_text())
+            owner, token = _Owner(**about["owner"]), str(about["token"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if token == folder.name and not owner.alive():
+            yield folder, about
+
+
+def _processes_of(token: object, leader: object) -> list[int]:
+    """Processes that carry the token, and the others of a session that one of them belongs to.
+
+    Processes that rename themselves may overwrite what the system shows of their environment.
+    """
+    marked: set[int] = set()
+    sessions: dict[int, int] = {}
+    for process in psutil.process_iter(["uids", "environ"]):
+        with contextlib.suppress(OSError, psutil.Error):
+            if process.info["uids"] is None or process.info["uids"].real != os.getuid():
+                continue
+            sessions[process.pid] = os.getsid(process.pid)
+            if (process.info["environ"] or {}).get(TOKEN) == token:
+                marked.add(process.pid)
+    proven = {sessions[pid] for pid in marked if sessions[pid] == leader}
+    marked |= {pid for pid, session in sessions.items() if session in proven}
+    return sorted(marked)
+
+
+def _end(token: object, leader: object) -> None:
+    number, until = signal.SIGTERM, time.monotonic() + _ORPHAN_S
+    while pids := _processes_of(token, leader):
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=_ORPHAN_S)
+        number = signal.SIGKILL
+        if time.monotonic() > until + 5 * _ORPHAN_S:
+            log.error("processes %s of an engine that was left behind don't end", pids)
+            return

@@ -1,0 +1,91 @@
+"""``sglang-generation`` and ``sglang-embedding``. SGLang itself runs elsewhere: in processes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from sie_core import (
+    Adapter,
+    AdmissionReserve,
+    Capabilities,
+    DeviceView,
+    Engine,
+    EngineEvents,
+    LoadError,
+    ModelSpec,
+    TransitionContext,
+)
+
+from sie_adapters_sglang._about import capabilities_of
+from sie_adapters_sglang._flags import flags_for
+from sie_adapters_sglang._options import EmbeddingOptions, EngineOptions, GenerationOptions, options_of
+from sie_adapters_sglang._plan import Plan, plan_for, read_config
+
+if TYPE_CHECKING:
+    from sie_adapters_sglang._engine import SglangEngine
+
+__all__ = ["EmbeddingAdapter", "EmbeddingOptions", "GenerationAdapter", "GenerationOptions", "SglangAdapter"]
+
+
+class SglangAdapter(Adapter):
+    """What the adapters of this package share."""
+
+    options: ClassVar[type] = EngineOptions
+
+    def load(self, model: ModelSpec, ctx: TransitionContext, events: EngineEvents) -> Engine:
+        from sie_adapters_sglang._launch import start
+        from sie_adapters_sglang._state import end_orphans
+
+        end_orphans()
+        plan = self.plan(model)
+        running = start(model, plan, ctx)
+        return self._engine()(plan, running, list(ctx.grant.devices), self._capabilities(plan), events)
+
+    def describe(self, model: ModelSpec) -> Capabilities | None:
+        try:
+            return capabilities_of(read_config(model), self._options(model))
+        except LoadError:
+            return None
+
+    def reserve(self, model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve:
+        """What a load will take. Raises LoadError."""
+        plan = self.plan(model)
+        flags_for(plan.installed.sglang)
+        return plan.reserve(devices)
+
+    def plan(self, model: ModelSpec) -> Plan:
+        """The model on the SGLang that is installed. Raises LoadError."""
+        return plan_for(model, self._options(model))
+
+    def _options(self, model: ModelSpec) -> EngineOptions:
+        kind: type[EngineOptions] = self.options
+        return options_of(model, kind)
+
+    def _capabilities(self, plan: Plan) -> Capabilities:
+        return capabilities_of(plan.config, plan.options)
+
+    def _engine(self) -> type[SglangEngine]:
+        raise NotImplementedError
+
+
+class GenerationAdapter(SglangAdapter):
+    """Chat and completions."""
+
+    options: ClassVar[type] = GenerationOptions
+
+    def _engine(self) -> type[SglangEngine]:
+        from sie_adapters_sglang._engine import GenerationEngine
+
+        return GenerationEngine
+
+
+class EmbeddingAdapter(SglangAdapter):
+    """One vector a text."""
+
+    options: ClassVar[type] = EmbeddingOptions
+
+    def _engine(self) -> type[SglangEngine]:
+        from sie_adapters_sglang._embedding import EmbeddingEngine
+
+        return EmbeddingEngine
