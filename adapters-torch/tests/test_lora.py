@@ -236,8 +236,8 @@ def test_the_model_itself_is_not_touched(load: Any, minilm: ModelSpec, lora: Any
 
 
 def test_unloading(load: Any, make: Any, minilm: ModelSpec, lora: Any) -> None:
-    engine = load(minilm)
-    assert isinstance(engine, LoraEngine)
+    engine: Any = load(minilm)
+    assert isinstance(engine, LoraEngine) is True
     plain, empty = make.embed(engine, TEXTS), engine.memory()
     engine.lora_unload("one", CTX)
     for name, seed in (("one", 1), ("two", 2)):
@@ -301,9 +301,9 @@ def test_as_many_as_the_options_allow(load: Any, make: Any, minilm: ModelSpec, l
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def config(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: (
-        (folder / CONFIG).write_text(json.dumps({**json.loads((folder / CONFIG).read_text()), **changes})) and None
+def config(**changes: Any) -> Callable[[Path], Any]:
+    return lambda folder: (folder / CONFIG).write_text(
+        json.dumps({**json.loads((folder / CONFIG).read_text()), **changes})
     )
 
 
@@ -319,8 +319,8 @@ def renamed(old: str, new: str) -> Callable[[Path], None]:
     return weights(lambda tensors: {name.replace(old, new): tensor for name, tensor in tensors.items()})
 
 
-def rewritten(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(content) and None
+def rewritten(name: str, content: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
 def truncated(folder: Path) -> None:

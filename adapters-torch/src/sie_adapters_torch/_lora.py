@@ -132,8 +132,8 @@ class Loras:
         except BaseException:
             adapter.close()
             raise
-        old = self._adapters.pop(name, None)
-        self._adapters[name] = adapter
+        old = self._adapters.get(name)
+        self._adapters[name] = adapter  # other threads see one of the two all the time
         if old is not None:
             old.close()
 
