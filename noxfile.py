@@ -186,7 +186,7 @@ def clients(session: nox.Session) -> None:
     """Public clients against a running server: openai with the real model on 3.11, sie-sdk with a fake one on 3.12."""
     if session.python == TORCH_PYTHON:
         _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "openai>=3")
-        _pytest(session, "tests/clients/test_openai.py", "tests/clients/test_openai_wire.py")
+        _pytest(session, *(f"tests/clients/test_openai{part}.py" for part in ("", "_wire", "_streams")))
     else:
         session.install("-e", "core", "-e", "plugins/testing", *PYTEST, "sie-sdk==0.10.1")
         _pytest(session, "tests/clients/test_sie_sdk.py")

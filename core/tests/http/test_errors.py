@@ -187,7 +187,7 @@ async def test_msgpack_clients_get_msgpack_errors(served: Start) -> None:
         ("GET", "/v1/encode/mini", 405, "METHOD_NOT_ALLOWED", {"detail"}),
         ("POST", "/v1/status", 405, "METHOD_NOT_ALLOWED", {"detail"}),
         ("POST", "/v1/embeddings/", 404, "NOT_FOUND", {"error"}),
-        ("POST", "/v1/chat/completions", 404, "NOT_FOUND", {"error"}),
+        ("POST", "/v1/chat/nothing", 404, "NOT_FOUND", {"error"}),
         ("GET", "/v1/admin/models/mini/load", 405, "METHOD_NOT_ALLOWED", {"detail"}),
         ("POST", "/v1/admin/models/mini/explode", 404, "NOT_FOUND", {"detail"}),
         ("POST", "/v1/admin/models/none/load", 404, "MODEL_NOT_FOUND", {"detail"}),
