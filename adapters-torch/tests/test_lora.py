@@ -237,7 +237,7 @@ def test_the_model_itself_is_not_touched(load: Any, minilm: ModelSpec, lora: Any
 
 def test_unloading(load: Any, make: Any, minilm: ModelSpec, lora: Any) -> None:
     engine: Any = load(minilm)
-    assert isinstance(engine, LoraEngine) is True
+    assert isinstance(engine, LoraEngine)
     plain, empty = make.embed(engine, TEXTS), engine.memory()
     engine.lora_unload("one", CTX)
     for name, seed in (("one", 1), ("two", 2)):
