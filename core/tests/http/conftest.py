@@ -60,11 +60,22 @@ def listening() -> Start:
 
     @contextlib.asynccontextmanager
     async def start(
-        *, queue: int = 256, load_wait_s: float = 30.0, body_timeout_s: float = 60.0, **settings: Any
+        *,
+        queue: int = 256,
+        load_wait_s: float = 30.0,
+        body_timeout_s: float = 60.0,
+        stall_timeout_s: float = 120.0,
+        **settings: Any,
     ) -> AsyncIterator[Served]:
         plugins = Plugins.load()
         async with running_service(queue, load_wait_s, plugins, Telemetry.disabled()) as (service, registry):
-            app = create_app(service, ServerConfig(**settings), plugins=plugins, body_timeout_s=body_timeout_s)
+            app = create_app(
+                service,
+                ServerConfig(**settings),
+                plugins=plugins,
+                body_timeout_s=body_timeout_s,
+                stall_timeout_s=stall_timeout_s,
+            )
             config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
             server = uvicorn.Server(config)
             listener = socket.socket()

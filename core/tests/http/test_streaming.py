@@ -125,6 +125,33 @@ async def test_the_engine_is_read_no_faster_than_the_client_reads(listening: Sta
         assert engine.aborted == 1
 
 
+async def test_a_client_that_neither_reads_nor_leaves_loses_its_place(listening: Start) -> None:
+    async with listening(stall_timeout_s=0.3) as s:
+        engine = await loaded(s)
+        async with connection(s) as (reader, writer):
+            writer.write(request({"model": "chat", "prompt": " ".join([WORD] * 1500), "n": 20}))
+            await until(lambda: engine.aborted)
+            assert s.service.model("chat").leases == 0
+            last = b""
+            while b"0\r\n\r\n" not in last:  # one that wakes up late learns that this was not all
+                last = last[-2000:] + await reader.read(65536)
+            assert b"DEADLINE_EXCEEDED" in last
+            assert b"[DONE]" not in last
+
+
+async def test_a_slow_reader_keeps_its_place(listening: Start) -> None:
+    async with listening(stall_timeout_s=0.4) as s:
+        engine = await loaded(s)
+        loop = asyncio.get_running_loop()
+        async with connection(s) as (reader, writer):
+            writer.write(request({"model": "chat", "prompt": " ".join([WORD] * 1500), "n": 20}))
+            began = loop.time()
+            while loop.time() - began < 1.5:
+                assert await reader.read(65536 * 4)
+                await asyncio.sleep(0.02)
+            assert engine.running == 1
+
+
 async def test_an_unload_by_force_ends_a_stream_with_the_reason(listening: Start) -> None:
     async with listening() as s:
         engine = await loaded(s, "slow")

@@ -48,15 +48,19 @@ def create_app(
     plugins: Plugins | None = None,
     telemetry: Telemetry | None = None,
     body_timeout_s: float = 60.0,
+    stall_timeout_s: float = 120.0,
 ) -> Application:
     """Build the application over a running service.
 
     ``plugins`` add their routes after the built-in ones. A client has ``body_timeout_s`` seconds to send a request's
-    body. Raises ConfigError for a malformed API key line.
+    body; one that takes nothing of a stream for ``stall_timeout_s`` seconds (at most twice that) loses the rest of it.
+    Raises ConfigError for a malformed API key line.
     """
     site = Site(
         service=service,
-        limits=Limits(settings.max_body_bytes, settings.max_item_bytes, settings.max_items, body_timeout_s),
+        limits=Limits(
+            settings.max_body_bytes, settings.max_item_bytes, settings.max_items, body_timeout_s, stall_timeout_s
+        ),
         telemetry=telemetry or Telemetry.disabled(),
         started_at=time.time(),
     )
@@ -94,7 +98,9 @@ class Application:
 
     def __init__(self, site: Site, keys: KeyRing, routes: Sequence[BaseRoute]) -> None:
         self._site = site
-        self._patrols = Patrols(bodies=Patrol(site.limits.body_s), answers=Patrol(WATCH_AFTER_S))
+        self._patrols = Patrols(
+            bodies=Patrol(site.limits.body_s), answers=Patrol(WATCH_AFTER_S), stalls=Patrol(site.limits.stall_s)
+        )
         self._fixed = {
             (method, route.path): route
             for route in routes

@@ -20,10 +20,11 @@ class ClientGone(Exception):
 
 @frozen(eq=False)
 class Patrols:
-    """Who looks after bodies that do not come, and after answers that take a while."""
+    """Who looks after bodies that do not come, answers that take a while, and answers that nobody takes."""
 
     bodies: Patrol
     answers: Patrol
+    stalls: Patrol
 
 
 class Exchange:

@@ -22,12 +22,14 @@ _from_msgpack = msgspec.msgpack.Decoder().decode
 
 @frozen
 class Limits:
-    """Sizes in bytes, times in seconds. ``body_s``: how long a client may take to send its body."""
+    """Sizes in bytes, times in seconds. ``body_s``: how long a client may take to send its body; ``stall_s``: how long
+    it may take nothing of its answer."""
 
     body_bytes: int
     item_bytes: int
     items: int
     body_s: float
+    stall_s: float = 120.0
 
 
 async def read_body(exchange: Exchange, limits: Limits) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
+from sie_core.errors import DeadlineExceeded
 from sie_core.http.errors import Dialect, render
 from sie_core.http.exchange import Exchange
 
-__all__ = ["EventStream"]
+__all__ = ["EventStream", "Taken"]
 
 _DONE: Final = b"data: [DONE]\n\n"
 _HEAD: Final = [
@@ -23,18 +25,23 @@ class EventStream:
     Each piece waits until the connection takes it: the server holds a few of them back for a slow client, no more.
     """
 
-    __slots__ = ("_exchange", "_send", "started")
+    __slots__ = ("_exchange", "_send", "sending", "sent", "started")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._send = exchange.send
         self.started = False
+        self.sending = False
+        self.sent = 0
 
     async def send(self, piece: bytes) -> None:
         """Send one piece, which has no line breaks."""
         if not self.started:
             await self._start()
+        self.sending = True
         await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % piece, "more_body": True})
+        self.sending = False
+        self.sent += 1
 
     async def end(self) -> None:
         """The answer is complete."""
@@ -51,3 +58,38 @@ class EventStream:
         self.started = self._exchange.started = True
         self._exchange.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEAD})
+
+
+class Taken:
+    """Runs in the request's own task and ends it when its client takes no piece for too long.
+
+    A client that neither reads nor leaves would keep its place in the engine, and the model from being unloaded.
+    """
+
+    __slots__ = ("_events", "_exchange", "_owner", "_seen", "_stalled")
+
+    def __init__(self, exchange: Exchange, events: EventStream) -> None:
+        self._exchange = exchange
+        self._events = events
+        self._seen = -1
+        self._stalled = False
+
+    def __enter__(self) -> None:
+        owner = asyncio.current_task()
+        assert owner is not None
+        self._owner = owner
+        self._exchange.patrols.stalls.enter(self._look)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._exchange.patrols.stalls.leave(self._look)
+        if self._stalled and kind is asyncio.CancelledError and self._owner.uncancel() == 0:
+            raise DeadlineExceeded("the client took nothing of its answer for too long") from None
+
+    def _look(self) -> None:
+        events = self._events
+        if events.sending and events.sent == self._seen:
+            self._stalled = True
+            self._owner.cancel()
+            return
+        self._seen = events.sent if events.sending else -1
+        self._exchange.patrols.stalls.enter(self._look)

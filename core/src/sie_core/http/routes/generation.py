@@ -11,7 +11,7 @@ from sie_core.http.endpoint import Site, checked_name, model_in_path
 from sie_core.http.exchange import ClientGone, Exchange, Watched
 from sie_core.http.generation_inputs import parse_generate, parse_openai
 from sie_core.http.limits import read_object
-from sie_core.http.sse import EventStream
+from sie_core.http.sse import EventStream, Taken
 from sie_core.http.wire import Reply, pack
 from sie_core.serving import Emit, GenerateResult
 from sie_core.types import GenerateRequest
@@ -75,7 +75,7 @@ async def _stream(
     """Send an answer piece by piece, and an error as what it is: a status, or what breaks the answer off."""
     try:
         # Only as long as the engine has it: a server tells of its own last word as if the client had left.
-        with Watched(exchange):
+        with Watched(exchange), Taken(exchange, events):
             result = await site.service.stream(model, request, emit)
             if native is not None:
                 await native.finish(result)
