@@ -129,6 +129,20 @@ def test_distributions_have_buckets_that_tell_something(measured: Telemetry) -> 
     assert series['sie_worker_model_load_duration_seconds_bucket{le="2.5",model="minilm",outcome="ok"}'] == 1
 
 
+def test_generation_is_counted_in_tokens_and_timed_to_the_first(measured: Telemetry) -> None:
+    meter = measured.model("chat")
+    meter.generated(10, 5, 0.004, 0.3)
+    meter.generated(20, 7, 0.004, None)  # a whole answer has no first piece
+    series = shown(measured)
+    assert series['sie_worker_model_requests_total{model="chat",outcome="ok"}'] == 2
+    assert series['sie_worker_model_tokens_total{model="chat"}'] == 42
+    assert series['sie_worker_model_generated_tokens_total{model="chat"}'] == 12
+    first = 'sie_worker_model_time_to_first_token_seconds_%s{model="chat"}'
+    assert series[first % "count"] == 1
+    assert series[first % "sum"] == pytest.approx(0.3)
+    assert series['sie_worker_model_queue_duration_seconds_count{model="chat"}'] == 2
+
+
 def test_the_host_tier_is_measured_under_its_names(measured: Telemetry) -> None:
     measured.host_cache_lookup("minilm", hit=False)
     measured.model_loaded("minilm", 1.5, outcome="ok")
@@ -223,12 +237,13 @@ def test_a_collector_gets_metrics_and_traces(collector: Collector) -> None:
     parent = [(b"traceparent", b"00-" + b"ab" * 16 + b"-" + b"cd" * 8 + b"-01")]
     with telemetry.server_span("POST /v1/embeddings", parent) as ended:
         telemetry.trace("minilm", 2, 50, queue_s=0.004, tokenise_s=0.001, inference_s=0.02)
+        telemetry.trace("chat", 1, 9, queue_s=0.004, tokenise_s=0.0, inference_s=0.02, task="generate")
         ended(200)
     telemetry.shutdown()
     bodies = dict(collector.got)
     assert set(bodies) == {"/v1/metrics", "/v1/traces"}
     assert b"sie.worker.model.requests" in bodies["/v1/metrics"]
-    for name in (b"POST /v1/embeddings", b"encode", b"queue", b"tokenise", b"inference", b"\xab" * 16):
+    for name in (b"POST /v1/embeddings", b"encode", b"generate", b"queue", b"tokenise", b"inference", b"\xab" * 16):
         assert name in bodies["/v1/traces"]
 
 

@@ -9,6 +9,8 @@ import httpx
 import msgspec
 import pytest
 from sie_core import InferenceError
+from sie_core.config import TelemetryConfig
+from sie_core.telemetry import Telemetry
 from sie_testing import FaultPoints
 from website import Served, Start, key_line
 
@@ -339,6 +341,23 @@ async def test_a_model_that_is_not_there_has_a_suggestion_and_keys_are_asked_for
     async with served(api_keys=(key_line("inference", "k"),)) as s:
         for path in (CHAT, COMPLETIONS, GENERATE):
             assert (await s.http.post(path, json={})).status_code == 401
+
+
+async def test_answers_are_in_the_metrics(served: Start) -> None:
+    telemetry = Telemetry.create(TelemetryConfig(), environ={})
+    async with served(telemetry=telemetry) as s:
+        await chat(s)
+        events(await chat(s, stream=True))
+        FaultPoints.of("chat").fail("piece", InferenceError("out of ideas"), after=1)
+        events(await chat(s, stream=True))
+        told = (await s.http.get("/metrics")).text
+    for series, value in (
+        ('sie_worker_model_requests_total{model="chat",outcome="ok"}', 2),
+        ('sie_worker_model_requests_total{model="chat",outcome="INFERENCE_ERROR"}', 1),
+        ('sie_worker_model_generated_tokens_total{model="chat"}', 6),
+        ('sie_worker_model_time_to_first_token_seconds_count{model="chat"}', 1),
+    ):
+        assert f"{series} {value}.0\n" in told
 
 
 # --- errors before and after the first piece ---------------------------------------------------------
