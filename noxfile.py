@@ -163,14 +163,14 @@ def torch(session: nox.Session, transformers: str) -> None:
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def system(session: nox.Session) -> None:
     """The command line and the server as processes, with the real model; what the benchmark rests on."""
-    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST)
+    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "peft")
     _pytest(session, "tests/cli", "tests/host_tier", "tests/bench")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Every example of the documentation, run for real."""
-    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "openai")
+    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "openai", "peft")
     _pytest(session, "tests/docs")
 
 
