@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+import attrs
 from attrs import define, field
 
 from sie_core.adapter import AdmissionReserve, Grant
 from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
 from sie_core.residency.eviction import choose
-from sie_core.residency.placement import Placement, grant_for, places, regrant
+from sie_core.residency.placement import Placement, as_it_stands, grant_for, places, regrant
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
 from sie_core.residency.victims import Victims
@@ -274,8 +275,28 @@ class Admission:
     def _grant(self, needer: Needer, placed: Placed) -> None:
         self._waiting.remove(needer)
         needer.record.blocked = None
+        if needer.plan is not None and not needer.wake and not needer.at_least:
+            self._top_up(needer, placed)  # not where the device gave out before the book did
+        placed.grant = as_it_stands(self._roster, needer.record.name, placed.grant)
         if not needer.future.done():
             needer.future.set_result(placed)
+
+    def _top_up(self, needer: Needer, placed: Placed) -> None:
+        """Victims go whole and free more than was missing: up to what it wants, that is the needer's too."""
+        ledger, record = self._roster.ledger, needer.record
+        devices = dict(placed.grant.devices)
+        for account, rank in zip(placed.devices, needer.reserve.ranks, strict=True):
+            had = devices[account]
+            extra = min(rank.want_bytes - had.static_bytes, ledger.available(account))
+            if extra <= 0 or not ledger.grow(record.name, account, extra, purpose=needer.purpose):
+                continue
+            devices[account] = attrs.evolve(had, static_bytes=had.static_bytes + extra)
+            if needer.purpose == "engine":
+                record.booked = tuple(
+                    attrs.evolve(need, static=need.static + extra) if need.account == account else need
+                    for need in record.booked
+                )
+        placed.grant = attrs.evolve(placed.grant, devices=devices)
 
     def _fail(self, needer: Needer, error: SieError) -> None:
         if needer in self._waiting:
@@ -398,7 +419,10 @@ class Admission:
             other = self._roster.records[name]
             if other is needer.record:
                 continue
-            sizing = needer.reserve.self_sizing or (other.reserve is not None and other.reserve.self_sizing)
+            # A wake brings back what was there: only a launch sizes itself.
+            sizing = needer.reserve.self_sizing and not needer.wake
+            if other.reserve is not None and other.reserve.self_sizing and other.state is not Residency.WAKING:
+                sizing = True
             if sizing and set(other.devices).intersection(place.devices):
                 return True
         return False
@@ -406,7 +430,7 @@ class Admission:
     def _book(self, needer: Needer, place: Placement, victims: tuple[str, ...]) -> None:
         roster, record = self._roster, needer.record
         if needer.wake:
-            needs, grant = place.needs, regrant(roster, place)
+            needs, grant = place.needs, regrant(place)
         else:
             needs, grant = grant_for(roster, place, needer.reserve)
         needed = sum(roster.ledger.shortfall(place.all_needs, owner=needer.owner).values())

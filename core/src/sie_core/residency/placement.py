@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import attrs
 from attrs import frozen
 
 from sie_core.adapter import AdmissionReserve, DeviceGrant, DeviceNeed, DeviceView, Grant
@@ -12,7 +13,7 @@ from sie_core.memory.ledger import Need
 from sie_core.residency.record import Record
 from sie_core.residency.roster import HOST, Roster
 
-__all__ = ["Placement", "grant_for", "places", "regrant", "views"]
+__all__ = ["Placement", "as_it_stands", "grant_for", "places", "regrant", "views"]
 
 
 @frozen
@@ -105,7 +106,6 @@ def grant_for(roster: Roster, placement: Placement, reserve: AdmissionReserve) -
     """What is booked, and what the engine is told: ``min``, and up to ``want`` from what is free anyway."""
     ledger = roster.ledger
     missing = ledger.shortfall(placement.all_needs)
-    unrealised = {state.account: state.unrealised for state in ledger.accounts()}
     booked: list[Need] = []
     devices: dict[str, DeviceGrant] = {}
     for need, rank in itertools.zip_longest(placement.needs, reserve.ranks):
@@ -116,27 +116,41 @@ def grant_for(roster: Roster, placement: Placement, reserve: AdmissionReserve) -
         extra = max(0, min(rank.want_bytes - rank.min_bytes, spare))
         whole = Need(need.account, need.static + extra, need.context, need.headroom, need.pool)
         booked.append(whole)
-        devices[need.account] = DeviceGrant(
-            static_bytes=whole.static,
-            headroom_bytes=whole.headroom,
-            free_bytes=max(0, ledger.available(need.account)),
-            others_unrealised_bytes=unrealised[need.account],
-        )
+        devices[need.account] = DeviceGrant(static_bytes=whole.static, headroom_bytes=whole.headroom)
     return tuple(booked), Grant(devices=devices, host_bytes=reserve.host_bytes)
 
 
-def regrant(roster: Roster, placement: Placement) -> Grant:
+def regrant(placement: Placement) -> Grant:
     """What a waking engine is told: what it was granted when it was loaded."""
-    ledger = roster.ledger
-    unrealised = {state.account: state.unrealised for state in ledger.accounts()}
     return Grant(
         devices={
-            need.account: DeviceGrant(
-                static_bytes=need.static,
-                headroom_bytes=need.headroom,
-                free_bytes=max(0, ledger.available(need.account)),
-                others_unrealised_bytes=unrealised[need.account],
-            )
+            need.account: DeviceGrant(static_bytes=need.static, headroom_bytes=need.headroom)
             for need in placement.needs
         }
     )
+
+
+def as_it_stands(roster: Roster, owner: str, grant: Grant) -> Grant:
+    """The grant with how its devices stand now: when it was booked, the victims were still there.
+
+    Free is what the driver calls free, the ledger's reserve included: what an engine measures that sizes itself.
+    """
+    ledger = roster.ledger
+    states = {state.account: state for state in ledger.accounts()}
+    mine = {account: (nbytes, 0) for account, nbytes in ledger.holding(owner).items()}
+    for claim in ledger.claims():
+        if claim.owner == owner:
+            charge, held = mine[claim.account]
+            mine[claim.account] = charge, held + (claim.realised or 0)
+    devices = {}
+    for account, granted in grant.devices.items():
+        charge, held = mine.get(account, (0, 0))
+        others = max(0, states[account].unrealised - (charge - held))
+        device = roster.devices.get(account)
+        used = device.used() if device is not None else None
+        if device is not None and used is not None:
+            free = device.total() - used
+        else:
+            free = ledger.available(account) + charge - held + others  # what nobody is known to hold
+        devices[account] = attrs.evolve(granted, free_bytes=max(0, free), others_unrealised_bytes=others)
+    return attrs.evolve(grant, devices=devices)
