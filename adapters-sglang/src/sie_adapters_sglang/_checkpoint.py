@@ -1,0 +1,189 @@
+"""What a checkpoint will take, read from ``config.json`` and the headers of its safetensors files alone.
+
+- Weights: every tensor in the precision it is loaded in; tensors that are quantized stay as they are. Of several ranks
+  each holds its share of the matrices, of the key and value projections no less than one head, and all of the vectors.
+- KV cache, a token and rank: 2 vectors (key and value) for each head that the rank holds, in each layer that attends;
+  with multi-head latent attention one compressed vector a layer, which every rank holds in full.
+
+The engine's own figures replace both once it has run; until then these decide.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+from sie_core import ModelSourceInvalid
+
+__all__ = ["Checkpoint", "read_checkpoint"]
+
+_ITEM_BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6,
+    "F6_E3M2": 6, "C64": 64, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8,
+    "BOOL": 8,
+}  # fmt: skip
+_FULL_PRECISION = ("F64", "F32", "F16", "BF16")
+_DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+_KV_BYTES = {"fp8_e4m3": 1, "fp8_e5m2": 1, "bf16": 2, "bfloat16": 2}
+_MAX_HEADER = 100 * 1024 * 1024  # the format's own limit
+_STATE_KEYS = ("mamba_d_state", "ssm_state_size", "linear_num_value_heads", "mamba_num_heads", "linear_attn_config")
+
+
+@frozen
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@frozen
+class Checkpoint:
+    """A model's files. ``config`` is that of the part that generates, where the model has several parts."""
+
+    config: Mapping[str, Any]
+    dtype: str
+    """What the floating-point weights are loaded as."""
+    tensors: tuple[_Tensor, ...] = ()
+    pickled_bytes: int = 0
+    """Size of weights whose files don't say what they hold."""
+
+    def weight_bytes(self, ranks: int = 1) -> int:
+        """Bytes of the weights that one of ``ranks`` ranks holds."""
+        item = _DTYPE_BYTES[self.dtype]
+        total = 0
+        for tensor in self.tensors:
+            size = math.prod(tensor.shape) * item if tensor.dtype in _FULL_PRECISION else tensor.nbytes
+            total += -(-size // self._parts(tensor, ranks))
+        return total + -(-self.pickled_bytes // ranks)
+
+    def _parts(self, tensor: _Tensor, ranks: int) -> int:
+        if len(tensor.shape) < 2:
+            return 1
+        if any(part in tensor.name for part in ("k_proj", "v_proj")) and not self._latent:
+            return min(ranks, self.kv_heads)
+        return ranks
+
+    @property
+    def layers(self) -> int:
+        return self._number("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+    @property
+    def heads(self) -> int:
+        return self._number("num_attention_heads", "n_head", "n_heads", "num_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        return self._number("num_key_value_heads", "num_kv_heads", "multi_query_group_num", default=self.heads)
+
+    @property
+    def head_dim(self) -> int:
+        hidden = self._number("hidden_size", "n_embd", "d_model", "dim")
+        return self._number("head_dim", default=hidden // max(1, self.heads))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps a state beside the KV cache (mamba, linear attention), which a token cap does not bound."""
+        return any(self.config.get(key) for key in _STATE_KEYS)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers attend to a sliding window only, so that the engine makes a pool of its own for them."""
+        kinds = set(self.config.get("layer_types") or ())
+        return len(kinds & {"sliding_attention", "full_attention", "chunked_attention"}) > 1
+
+    @property
+    def _latent(self) -> bool:
+        return bool(self.config.get("kv_lora_rank"))
+
+    def kv_bytes_per_token(self, ranks: int = 1, kv_cache_dtype: str = "auto") -> int:
+        """Bytes that one token of KV cache takes on one of ``ranks`` ranks."""
+        item = _KV_BYTES.get(kv_cache_dtype, _DTYPE_BYTES[self.dtype])
+        kinds = self.config.get("layer_types") or ()
+        attending = sum("linear" not in str(kind) and "mamba" not in str(kind) for kind in kinds) or self.layers
+        if self._latent:
+            return (int(self.config["kv_lora_rank"]) + self._number("qk_rope_head_dim", default=0)) * attending * item
+        heads = max(1, self.kv_heads // ranks)
+        return heads * (self.head_dim + self._number("v_head_dim", default=self.head_dim)) * attending * item
+
+    def _number(self, *keys: str, default: int | None = None) -> int:
+        for key in keys:
+            value = self.config.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+        if default is None:
+            raise ModelSourceInvalid(f"config.json has none of {', '.join(keys)}: its KV cache can't be sized")
+        return default
+
+
+def read_checkpoint(folder: Path, dtype: str = "auto") -> Checkpoint:
+    """Read a model folder. ``dtype``: as the option says, ``auto`` for the checkpoint's own.
+
+    Raises:
+        ModelSourceInvalid: no model folder, damaged files, no weights, or a dtype that nobody knows.
+    """
+    outer = _read_config(folder / "config.json")
+    config = next((outer[key] for key in ("text_config", "llm_config") if isinstance(outer.get(key), dict)), outer)
+    own = str(config.get("dtype") or config.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype") or "")
+    own = own.removeprefix("torch.") or "float32"
+    if dtype == "auto":
+        # Checkpoints in float32 are loaded in half precision: the engine's own rule.
+        dtype = "float16" if own in ("float32", "float", "float64") else own
+    if dtype not in _DTYPE_BYTES:
+        raise ModelSourceInvalid(f"{folder}: dtype {dtype!r} is none of {', '.join(_DTYPE_BYTES)}")
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = tuple(tensor for file in files for tensor in _read_header(file))
+    pickled = (
+        0 if files else sum(file.stat().st_size for end in ("bin", "pt", "gguf") for file in folder.glob(f"*.{end}"))
+    )
+    if not tensors and not pickled:
+        raise ModelSourceInvalid(f"{folder} holds no weights (*.safetensors)")
+    return Checkpoint(config, dtype, tensors, pickled)
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelSourceInvalid(f"{file} can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ModelSourceInvalid(f"{file} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelSourceInvalid(f"{file} is no model configuration")
+    return config
+
+
+def _read_header(file: Path) -> Iterator[_Tensor]:
+    """The tensors of one file, after checking that it is as long as its header says."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            head = stream.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            if not 2 <= length <= min(_MAX_HEADER, size - 8):
+                raise ModelSourceInvalid(f"{file} is no safetensors file, or is truncated ({size} bytes)")
+            header = json.loads(stream.read(length))
+        tensors = [_tensor(name, about) for name, about in header.items() if name != "__metadata__"]
+        end = max(
+            (int(about["data_offsets"][1]) for name, about in header.items() if name != "__metadata__"), default=0
+        )
+    except OSError as error:
+        raise ModelSourceInvalid(f"{file} can't be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ModelSourceInvalid(f"{file} has a damaged header: {error!r}") from error
+    if size != 8 + length + end:
+        raise ModelSourceInvalid(f"{file} is damaged: {size} bytes where its header promises {8 + length + end}")
+    yield from tensors
+
+
+def _tensor(name: str, about: Mapping[str, Any]) -> _Tensor:
+    dtype, shape = str(about["dtype"]), tuple(int(n) for n in about["shape"])
+    start, stop = (int(n) for n in about["data_offsets"])
+    if dtype in _ITEM_BITS and (stop - start) * 8 != math.prod(shape) * _ITEM_BITS[dtype]:
+        raise ValueError(f"tensor {name!r} does not fill its place")
+    return _Tensor(name, dtype, shape, stop - start)

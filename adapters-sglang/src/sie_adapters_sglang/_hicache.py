@@ -1,0 +1,248 @@
+"""The host pool of a HiCache engine: how large, what to book for it, and the flags that make the engine take just that.
+
+The engine's own rule, given neither a ratio nor a size, is a share of the host: ``(available - 10 GiB) / ranks``, of it
+0.8, of that no more than the default ratio times the device's pools. Each rank measures for itself, though, while its
+peers pin memory: together they refuse pools that fit and accept pools that do not. So it is decided here, from one
+snapshot, and handed over in the way that the installed version honours:
+
+========================  ==========================================================================================
+one rank                  ``--hicache-size`` in whole GB (1e9), with 10 GiB left beside it
+several ranks, 0.5.21 on  ``--hicache-host-memory-fraction``, which they divide before any of them pins
+several ranks, older      ``--hicache-size``; the last rank still has to see its share, so no more than
+                          ``(available - 10 GiB) / (2 × ranks - 1)`` each
+before 0.5.20             refused where the pool would not exceed the device's; every pool of a hybrid gets the size
+========================  ==========================================================================================
+
+What a profile asks for itself is honoured or refused, never made smaller. Sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_DOWN, Decimal
+
+from attrs import field, frozen
+from sie_core import NeverFits, ResourceExhausted, format_bytes
+
+from sie_adapters_sglang._errors import BadOptions
+
+__all__ = ["HOST_RESERVE", "HostPool", "PoolTerms", "PoolWish", "parked_bytes", "size_pool"]
+
+GB = 10**9
+HOST_RESERVE = 10 * 1024**3
+_FRACTION = 0.8
+_SLACK = 0.05
+"""Of the budget, for page rounding and staging buffers that the engine does not count."""
+_DIGITS = Decimal("0.0001")
+_RATIOS = {"cache": 2.0, "buffer_only": 1.2}
+
+
+@frozen(kw_only=True)
+class PoolWish:
+    """What the profile says, at most one of them: GB a rank, a multiple of the device's pools, a share of the host."""
+
+    size_gb: int | None = None
+    ratio: float | None = None
+    fraction: float | None = None
+    mode: str = "cache"
+
+
+@frozen(kw_only=True)
+class PoolTerms:
+    """What the pool has to do with.
+
+    ``available``: what the host still gives to anybody, one snapshot for all ranks; ``total``: all it has.
+    ``device_pools``: bytes of each pool of one rank that gets a mirror (a hybrid model has two or more).
+    ``page_bytes``: of one page of KV cache. ``share``: what the ledger gives this engine at most, all ranks together.
+    """
+
+    name: str
+    version: tuple[int, ...]
+    ranks: int
+    available: int
+    total: int
+    device_pools: tuple[int, ...]
+    page_bytes: int = 0
+    share: int | None = None
+
+    @property
+    def room(self) -> int:
+        """Bytes for all ranks together once the engine's reserve is left alone."""
+        return self.available - HOST_RESERVE
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(self.device_pools)
+
+    @property
+    def times(self) -> int:
+        """How often a size is taken: before 0.5.20 every pool of a hybrid model gets all of it."""
+        return len(self.device_pools) if self.version < (0, 5, 20) else 1
+
+    @property
+    def pages(self) -> int:
+        """One page more for every pool."""
+        return len(self.device_pools) * self.page_bytes
+
+    @property
+    def each(self) -> int:
+        """The most that one rank may take so that every rank's own check passes."""
+        return self.room // (2 * self.ranks - 1)
+
+
+@frozen
+class HostPool:
+    """A pool that fits. ``rank_bytes``: what one rank takes, pages included; ``flags`` for the command line."""
+
+    ranks: int
+    rank_bytes: int
+    flags: tuple[str, ...]
+    figures: Mapping[str, int | float] = field(factory=dict)
+
+    @property
+    def booked_bytes(self) -> int:
+        """What to book on the host: all ranks together."""
+        return self.ranks * self.rank_bytes
+
+
+def parked_bytes(weights_copy: int, pool: HostPool | None) -> int:
+    """What a parked engine is charged on the host: its copy, and the pool that stays pinned."""
+    return weights_copy + (pool.booked_bytes if pool is not None else 0)
+
+
+def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool:
+    """Size the pool.
+
+    Raises:
+        BadOptions: the profile asks for what this version does not take.
+        NeverFits: it asks for more than the host has.
+        ResourceExhausted: there is no room for it now.
+    """
+    asked = [key for key in ("size_gb", "ratio", "fraction") if getattr(wish, key) is not None]
+    if len(asked) > 1:
+        raise BadOptions(f"model {terms.name!r}: give one of {', '.join(asked)} for its HiCache pool")
+    for key in asked:
+        if getattr(wish, key) <= 0:  # to the engine a size of 0 means twice the device's pools
+            raise BadOptions(f"model {terms.name!r}: HiCache {key} must be more than 0, not {getattr(wish, key)}")
+    if wish.size_gb is not None:
+        return _checked(terms, _with_size(terms, wish.size_gb))
+    if wish.ratio is not None:
+        return _checked(terms, _with_ratio(terms, wish.ratio))
+    if terms.version >= (0, 5, 21) and (terms.ranks > 1 or wish.fraction is not None):
+        return _with_fraction(terms, wish)
+    if wish.fraction is not None:
+        raise BadOptions(
+            f"model {terms.name!r}: SGLang {'.'.join(map(str, terms.version))} knows no HiCache fraction "
+            "(0.5.21 does): give a size or a ratio"
+        )
+    return _of_our_choice(terms, wish)
+
+
+# --- what the profile asks for ---------------------------------------------------------------------
+
+
+def _with_size(terms: PoolTerms, size_gb: int) -> HostPool:
+    nbytes = terms.times * size_gb * GB + terms.pages
+    return HostPool(terms.ranks, nbytes, ("--hicache-size", str(size_gb)), {"size_gb": size_gb})
+
+
+def _with_ratio(terms: PoolTerms, ratio: float) -> HostPool:
+    nbytes = math.ceil(terms.device_bytes * ratio) + terms.pages
+    return HostPool(terms.ranks, nbytes, ("--hicache-ratio", str(ratio)), {"ratio": ratio})
+
+
+def _checked(terms: PoolTerms, pool: HostPool) -> HostPool:
+    """As asked for, or refused."""
+    booked = pool.booked_bytes
+    what = f"{' '.join(pool.flags)} of model {terms.name!r} is {format_bytes(booked)} of host memory"
+    if terms.ranks > 1:
+        what += f" ({terms.ranks} ranks, {format_bytes(pool.rank_bytes)} each)"
+    if booked + HOST_RESERVE > terms.total:
+        raise NeverFits(
+            f"{what}, and {format_bytes(HOST_RESERVE)} have to be left of {format_bytes(terms.total)} in all",
+            account="host",
+            needed=booked + HOST_RESERVE,
+            capacity=terms.total,
+        )
+    if terms.share is not None and booked > terms.share:
+        raise ResourceExhausted(f"{what}, and the ledger has {format_bytes(terms.share)} for it", retry_after_s=10.0)
+    if booked > terms.room or pool.rank_bytes > terms.each:
+        most = max(0, min(terms.each, terms.room // terms.ranks))
+        raise ResourceExhausted(
+            f"{what}: of {format_bytes(terms.available)} available, {format_bytes(HOST_RESERVE)} have to be left, so "
+            f"each rank can have {format_bytes(most)}",
+            retry_after_s=10.0,
+        )
+    _check_exceeds(terms, pool)
+    return pool
+
+
+def _check_exceeds(terms: PoolTerms, pool: HostPool) -> None:
+    """Before 0.5.20 the engine stops at a pool that has no more tokens than the device's."""
+    if terms.version >= (0, 5, 20):
+        return
+    size = pool.figures.get("size_gb")
+    small = [one for one in terms.device_pools if size is not None and size * GB + terms.page_bytes <= one]
+    if small or pool.figures.get("ratio", 1.0) < 1.0:
+        raise ResourceExhausted(
+            f"{' '.join(pool.flags)} of model {terms.name!r} would not exceed the device's pool "
+            f"({format_bytes(max(terms.device_pools))}), which SGLang "
+            f"{'.'.join(map(str, terms.version))} wants: give it more host memory or fewer tokens (max_total_tokens)",
+            retry_after_s=10.0,
+        )
+
+
+# --- what is decided here --------------------------------------------------------------------------
+
+
+def _budget(terms: PoolTerms, fraction: float) -> int:
+    """What one rank may take."""
+    budget = int(terms.room // terms.ranks * fraction)
+    return budget if terms.share is None else min(budget, terms.share // terms.ranks)
+
+
+def _wanted(terms: PoolTerms, wish: PoolWish, budget: int) -> int:
+    ratio = _RATIOS.get(wish.mode, _RATIOS["cache"])
+    return min(int(terms.device_bytes * ratio), int(budget * (1 - _SLACK)))
+
+
+def _of_our_choice(terms: PoolTerms, wish: PoolWish) -> HostPool:
+    """Whole GB a rank: no more than the engine would choose if it could see what all its ranks take."""
+    most = min(_wanted(terms, wish, _budget(terms, _FRACTION)), terms.each - terms.pages)
+    size_gb = most // (terms.times * GB)
+    if size_gb < 1:
+        raise _nothing_left(terms, max(0, most), "1 GB, the least that it takes")
+    return _checked(terms, _with_size(terms, size_gb))
+
+
+def _with_fraction(terms: PoolTerms, wish: PoolWish) -> HostPool:
+    """The engine divides by the ranks itself, before any of them pins; the budget is what is booked."""
+    if wish.fraction is not None:
+        return _as_fraction(terms, Decimal(str(wish.fraction)), exact=True)
+    budget = min(_budget(terms, _FRACTION), math.ceil(_wanted(terms, wish, terms.room) / (1 - _SLACK)) + terms.pages)
+    return _as_fraction(terms, Decimal(terms.ranks * budget) / Decimal(max(1, terms.room)), exact=False)
+
+
+def _as_fraction(terms: PoolTerms, fraction: Decimal, *, exact: bool) -> HostPool:
+    if not exact:
+        fraction = fraction.quantize(_DIGITS, rounding=ROUND_DOWN)
+    if fraction > 1:
+        raise BadOptions(f"model {terms.name!r}: a HiCache fraction is at most 1, not {fraction}")
+    rank_bytes = int(terms.room // terms.ranks * fraction) if terms.room > 0 and fraction > 0 else 0
+    if rank_bytes <= terms.pages:
+        raise _nothing_left(terms, rank_bytes, f"the {format_bytes(terms.pages)} of one page a pool")
+    if terms.share is not None and terms.ranks * rank_bytes > terms.share:
+        raise _nothing_left(terms, terms.share // terms.ranks, format_bytes(rank_bytes))
+    flags = ("--hicache-host-memory-fraction", str(fraction))
+    return HostPool(terms.ranks, rank_bytes, flags, {"fraction": float(fraction)})
+
+
+def _nothing_left(terms: PoolTerms, left: int, least: str) -> ResourceExhausted:
+    given = "" if terms.share is None else f", of which the ledger gives {format_bytes(terms.share)}"
+    return ResourceExhausted(
+        f"no host memory is left for the HiCache pool of model {terms.name!r}: {format_bytes(terms.available)} are "
+        f"available{given}, {format_bytes(HOST_RESERVE)} have to be left, and each of {terms.ranks} rank(s) "
+        f"would get {format_bytes(left)} and not {least}",
+        retry_after_s=10.0,
+    )

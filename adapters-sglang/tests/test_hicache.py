@@ -1,0 +1,450 @@
+"""The host pool of a HiCache engine, by version: sized from one snapshot, booked, and handed over."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil  # type: ignore[import-untyped, unused-ignore]
+import pytest
+from attrs import frozen
+from sie_adapters_sglang._errors import BadOptions
+from sie_adapters_sglang._hicache import HOST_RESERVE, PoolTerms, PoolWish, parked_bytes, size_pool
+from sie_core import NeverFits, ResourceExhausted
+from sie_core.memory.host import HostMemory
+
+GB, GIB, MIB = 10**9, 2**30, 2**20
+V10, V20, V21, V23 = (0, 5, 10), (0, 5, 20), (0, 5, 21), (0, 5, 23)
+NONE = PoolWish()
+
+
+def terms(version: tuple[int, ...] = V23, ranks: int = 1, available: int = 100 * GIB, **fields: Any) -> PoolTerms:
+    base: dict[str, Any] = {"total": 256 * GIB, "device_pools": (12 * GIB,), "page_bytes": 8 * MIB}
+    return PoolTerms(name="chat", version=version, ranks=ranks, available=available, **base | fields)
+
+
+# --- one rank ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [V10, V20, V21, V23])
+def test_one_rank_gets_whole_gigabytes(version: tuple[int, ...]) -> None:
+    pool = size_pool(NONE, terms(version))
+    assert pool.flags == ("--hicache-size", "25"), "twice the device's 12 GiB, in whole GB"
+    assert pool.booked_bytes == 25 * GB + 8 * MIB
+
+
+@pytest.mark.parametrize("version", [V10, V20, V23])
+def test_one_rank_takes_no_more_than_its_share_of_the_host(version: tuple[int, ...]) -> None:
+    tight = terms(version, available=HOST_RESERVE + 20 * GIB, device_pools=(10 * GIB,))
+    pool = size_pool(NONE, tight)
+    assert pool.flags == ("--hicache-size", "16"), "0.95 of 0.8 of 20 GiB is 16.3 GB"
+    assert pool.booked_bytes + HOST_RESERVE <= tight.available
+
+
+def test_the_ledgers_share_binds_where_it_is_less() -> None:
+    assert size_pool(NONE, terms(share=10 * GB)).flags == ("--hicache-size", "9")
+    assert size_pool(NONE, terms(ranks=4, share=16 * GB)).booked_bytes <= 16 * GB
+    with pytest.raises(ResourceExhausted, match=r"no host memory is left.*the ledger gives 953\.7 MiB"):
+        size_pool(NONE, terms(share=GB))
+
+
+def test_buffer_only_needs_less() -> None:
+    assert size_pool(PoolWish(mode="buffer_only"), terms()).flags == ("--hicache-size", "15")
+
+
+@pytest.mark.parametrize("version", [V10, V20, V23])
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("available", [0, GIB, HOST_RESERVE, HOST_RESERVE + GB // 2])
+def test_no_host_memory_is_left_says_the_figures(version: tuple[int, ...], ranks: int, available: int) -> None:
+    if version == V23 and ranks > 1 and available > HOST_RESERVE:
+        pool = size_pool(NONE, terms(version, ranks, available))  # a fraction may be small; a size is a whole GB
+        assert pool.booked_bytes <= available - HOST_RESERVE
+        return
+    with pytest.raises(ResourceExhausted, match="no host memory is left") as caught:
+        size_pool(NONE, terms(version, ranks, available))
+    assert "10.0 GiB have to be left" in caught.value.message
+
+
+# --- several ranks -----------------------------------------------------------------------------------
+
+
+def test_new_releases_divide_a_fraction_themselves() -> None:
+    """What they do with it: ratio = min(2, fraction × (available - 10 GiB) / ranks × 0.95 / device bytes)."""
+    for available in (60 * GIB, 100 * GIB, 400 * GIB):
+        several = terms(V21, 4, available, total=512 * GIB)
+        pool = size_pool(NONE, several)
+        flag, value = pool.flags
+        assert flag == "--hicache-host-memory-fraction"
+        assert 0 < float(value) <= 1
+        budget = int(several.room // 4 * float(value))
+        ratio = min(2.0, budget * 0.95 / several.device_bytes)
+        wanted = min(2.0, several.room // 4 * 0.8 * 0.95 / several.device_bytes)
+        assert ratio == pytest.approx(wanted, rel=0.003)
+        assert 4 * ratio * several.device_bytes <= pool.booked_bytes <= several.room
+        assert pool.rank_bytes == pytest.approx(budget, abs=1)
+
+
+def test_0_5_20_lets_the_last_rank_see_its_share() -> None:
+    several = terms(V20, 4, HOST_RESERVE + 70 * GB)
+    pool = size_pool(NONE, several)
+    assert pool.flags == ("--hicache-size", "9"), "a seventh of 70 GB, less a page"
+    pinned = 3 * pool.rank_bytes
+    assert (several.available - pinned - HOST_RESERVE) // 4 >= pool.rank_bytes, (
+        "its own check, once its peers have pinned"
+    )
+    greedy = PoolWish(size_gb=11)
+    with pytest.raises(ResourceExhausted, match=r"4 ranks, 10\.3 GiB each"):
+        size_pool(greedy, several)
+    assert (several.available - 3 * 11 * GB - HOST_RESERVE) // 4 < 11 * GB
+
+
+def test_0_5_10_wants_a_pool_that_exceeds_the_devices() -> None:
+    small: dict[str, Any] = {"ranks": 4, "available": HOST_RESERVE + 70 * GB, "device_pools": (10 * GB,)}
+    with pytest.raises(ResourceExhausted, match=r"would not exceed the device's pool \(9\.3 GiB\)"):
+        size_pool(NONE, terms(V10, **small))
+    assert size_pool(NONE, terms(V20, **small)).flags == ("--hicache-size", "9")
+    assert size_pool(NONE, terms(V10, **small | {"device_pools": (8 * GB,)})).flags == ("--hicache-size", "9")
+    with pytest.raises(ResourceExhausted, match="would not exceed"):
+        size_pool(PoolWish(ratio=0.5), terms(V10))
+    assert size_pool(PoolWish(ratio=0.5), terms(V20)).flags == ("--hicache-ratio", "0.5")
+
+
+def test_four_ranks_that_each_pass_their_own_check() -> None:
+    """Scenario 20: each pool is under what is free, together they are over the host. Refused before any starts."""
+    for version in (V10, V20, V21, V23):
+        several = terms(version, 4, HOST_RESERVE + 100 * GB, total=200 * GB, device_pools=(10 * GB,))
+        asked = PoolWish(size_gb=40)
+        assert 40 * GB + several.page_bytes <= several.available - HOST_RESERVE, "each by itself"
+        with pytest.raises(ResourceExhausted) as caught:
+            size_pool(asked, several)
+        for figure in ("4 ranks", "149.0 GiB", "37.3 GiB each", "103.1 GiB"):
+            assert figure in caught.value.message
+        with pytest.raises(NeverFits) as never:
+            size_pool(PoolWish(size_gb=60), several)
+        assert never.value.account == "host"
+        assert never.value.needed > never.value.capacity == 200 * GB
+
+
+# --- hybrid models -----------------------------------------------------------------------------------
+
+
+def test_old_releases_give_every_pool_of_a_hybrid_the_size() -> None:
+    pools = (8 * GB, 2 * GB)
+    old = size_pool(NONE, terms(V10, device_pools=pools))
+    assert old.flags == ("--hicache-size", "10")
+    assert old.booked_bytes == 2 * (10 * GB + 8 * MIB)
+    new = size_pool(NONE, terms(V20, device_pools=pools))
+    assert new.flags == ("--hicache-size", "20")
+    assert new.booked_bytes == 20 * GB + 2 * 8 * MIB, "newer ones divide it"
+    with pytest.raises(ResourceExhausted, match="would not exceed"):
+        size_pool(PoolWish(size_gb=7), terms(V10, device_pools=pools))
+
+
+# --- what a profile asks for -------------------------------------------------------------------------
+
+
+def test_what_is_asked_for_is_honoured_or_refused() -> None:
+    assert size_pool(PoolWish(size_gb=60), terms()).flags == ("--hicache-size", "60")
+    assert size_pool(PoolWish(size_gb=60), terms()).booked_bytes == 60 * GB + 8 * MIB
+    with pytest.raises(ResourceExhausted, match="--hicache-size 97"):
+        size_pool(PoolWish(size_gb=97), terms())
+    with pytest.raises(NeverFits):
+        size_pool(PoolWish(size_gb=300), terms())
+    assert size_pool(PoolWish(ratio=1.5), terms()).flags == ("--hicache-ratio", "1.5")
+    assert size_pool(PoolWish(ratio=1.5), terms()).booked_bytes == 18 * GIB + 8 * MIB
+    with pytest.raises(ResourceExhausted, match=r"--hicache-ratio 8\.0"):
+        size_pool(PoolWish(ratio=8.0), terms())
+    with pytest.raises(ResourceExhausted, match=r"the ledger has 18\.6 GiB"):
+        size_pool(PoolWish(size_gb=21), terms(share=20 * GB))
+
+
+def test_a_fraction_that_is_asked_for() -> None:
+    pool = size_pool(PoolWish(fraction=0.5), terms(V23))
+    assert pool.flags == ("--hicache-host-memory-fraction", "0.5")
+    assert pool.booked_bytes == 45 * GIB
+    several = size_pool(PoolWish(fraction=0.12345), terms(V23, 2))
+    assert several.flags[1] == "0.12345", "handed on as it was written"
+    with pytest.raises(BadOptions, match=r"0\.5\.20 knows no HiCache fraction"):
+        size_pool(PoolWish(fraction=0.5), terms(V20))
+    with pytest.raises(BadOptions, match="at most 1"):
+        size_pool(PoolWish(fraction=1.5), terms(V23))
+
+
+def test_what_cant_be_meant() -> None:
+    with pytest.raises(BadOptions, match="one of size_gb, ratio"):
+        size_pool(PoolWish(size_gb=1, ratio=2.0), terms())
+    for wish in (PoolWish(size_gb=0), PoolWish(ratio=0.0), PoolWish(ratio=-1.0), PoolWish(fraction=0.0)):
+        with pytest.raises(BadOptions, match="more than 0"):
+            size_pool(wish, terms())
+
+
+def test_a_parked_engine_is_charged_its_copy_and_its_pool() -> None:
+    pool = size_pool(NONE, terms())
+    assert parked_bytes(8 * GIB, pool) == 8 * GIB + pool.booked_bytes
+    assert parked_bytes(8 * GIB, None) == 8 * GIB
+
+
+@pytest.mark.parametrize("version", [V10, V20, V21, V23])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("pools", [(GB,), (12 * GB,), (40 * GB,), (9 * GB, 3 * GB)])
+def test_whatever_is_chosen_fits_the_host(version: tuple[int, ...], ranks: int, pools: tuple[int, ...]) -> None:
+    for available in range(8 * GB, 400 * GB, 13 * GB):
+        several = terms(version, ranks, available, device_pools=pools, total=512 * GB)
+        try:
+            pool = size_pool(NONE, several)
+        except ResourceExhausted:
+            continue
+        assert 0 < pool.booked_bytes <= available - HOST_RESERVE
+        assert pool.booked_bytes == ranks * pool.rank_bytes
+
+
+# --- the newest release's own view of the host -------------------------------------------------------
+
+
+def host_memory_file() -> Path | None:
+    """The newest release's ``host_memory.py``: that of an installed SGLang, or where the variable says."""
+    named = os.environ.get("SIE_TEST_SGLANG_HOST_MEMORY")
+    if named:
+        return Path(named)
+    try:
+        found = importlib.util.find_spec("sglang")
+    except (ImportError, ValueError):
+        return None
+    roots = found.submodule_search_locations if found is not None else None
+    file = Path(next(iter(roots))) / "srt/mem_cache/host_memory.py" if roots else None
+    return file if file is not None and file.is_file() else None
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Iterator[ModuleType]:
+    file = host_memory_file()
+    if file is None:
+        pytest.skip("no SGLang from 0.5.21 on is installed, and SIE_TEST_SGLANG_HOST_MEMORY names no host_memory.py")
+    spec = importlib.util.spec_from_file_location("sglang_host_memory", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@frozen
+class Ram:
+    """Stands in for ``psutil.virtual_memory()``."""
+
+    total: int = 512 * GIB
+    available: int = 300 * GIB
+
+
+class Tree:
+    """A made-up machine that both can read: mounts are named by where they really are, and by where ours looks."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.mounts: list[tuple[str, str, str, str]] = []
+        self.own: list[str] = []
+
+    def mount(self, at: str, kind: str = "cgroup2", subtree: str = "/", options: str = "rw") -> None:
+        self.mounts.append((at, kind, subtree, options))
+        (self.root / at).mkdir(parents=True, exist_ok=True)
+
+    def v2(self, path: str, limit: Any = "max", high: Any = "max", used: int = 0, cache: int = 0) -> None:
+        self.files(path, **{"memory.max": limit, "memory.high": high, "memory.current": used})
+        self.files(
+            path,
+            **{"memory.stat": f"anon 5\nfile {cache}\nactive_file {cache // 3}\ninactive_file {cache - cache // 3}"},
+        )
+
+    def v1(self, path: str, limit: int = 9223372036854771712, used: int = 0, cache: int = 0) -> None:
+        self.files(path, **{"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used})
+        stat = (
+            f"active_file 1\ninactive_file 2\ntotal_active_file {cache // 3}\ntotal_inactive_file {cache - cache // 3}"
+        )
+        self.files(path, **{"memory.stat": stat})
+
+    def files(self, path: str, **texts: Any) -> None:
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (self.root / path / name).write_text(f"{text}\n")
+
+    def ours(self) -> int:
+        self._write("")
+        return HostMemory(self.root, virtual_memory=Ram).available()
+
+    def theirs(self, module: ModuleType) -> int:
+        self._write(f"{self.root}/")
+        headroom = module._cgroup_memory_headroom(self.root / "proc")
+        return Ram().available if headroom is None else min(Ram().available, headroom)
+
+    def _write(self, prefix: str) -> None:
+        proc = self.root / "proc/self"
+        proc.mkdir(parents=True, exist_ok=True)
+        (proc / "cgroup").write_text("".join(f"{line}\n" for line in self.own))
+        lines = ["22 1 0:20 / /proc rw - proc proc rw"]
+        for number, (at, kind, subtree, options) in enumerate(self.mounts):
+            where = prefix + at if prefix else f"/{at}"
+            lines.append(
+                f"{30 + number} 24 0:{40 + number} {subtree} {where} rw,relatime shared:9 - {kind} {kind} {options}"
+            )
+        (proc / "mountinfo").write_text("\n".join(lines) + "\n")
+
+
+def unified(tree: Tree) -> None:
+    tree.mount("sys/fs/cgroup")
+    tree.own = ["0::/pod/app"]
+    tree.v2("sys/fs/cgroup/pod")
+    tree.v2("sys/fs/cgroup/pod/app")
+
+
+def legacy(tree: Tree) -> None:
+    tree.mount("sys/fs/cgroup/cpu", "cgroup", options="rw,cpu,cpuacct")
+    tree.mount("sys/fs/cgroup/memory", "cgroup", options="rw,memory")
+    tree.own = ["5:cpu,cpuacct:/else", "4:memory:/docker/app", "1:name=systemd:/"]
+    for path in ("", "/docker", "/docker/app"):
+        tree.v1(f"sys/fs/cgroup/memory{path}")
+
+
+def _plain(tree: Tree) -> None:
+    unified(tree)
+    tree.v2("sys/fs/cgroup/pod/app", limit=32 * GIB, used=20 * GIB, cache=8 * GIB)
+
+
+def _throttled(tree: Tree) -> None:
+    unified(tree)
+    tree.v2("sys/fs/cgroup/pod/app", limit=32 * GIB, high=24 * GIB, used=20 * GIB, cache=8 * GIB)
+
+
+def _over_high(tree: Tree) -> None:
+    unified(tree)
+    tree.v2("sys/fs/cgroup/pod/app", high=16 * GIB, used=20 * GIB, cache=GIB)
+
+
+def _ancestor(tree: Tree) -> None:
+    unified(tree)
+    tree.v2("sys/fs/cgroup/pod", limit=64 * GIB, used=60 * GIB, cache=50 * GIB)
+    tree.v2("sys/fs/cgroup/pod/app", limit=128 * GIB, used=4 * GIB)
+    tree.files("sys/fs/cgroup/pod/app", **{"memory.min": 0})
+
+
+def _protected(tree: Tree) -> None:
+    _ancestor(tree)
+    tree.files("sys/fs/cgroup/pod/app", **{"memory.min": 7 * GIB})
+
+
+def _own_protection(tree: Tree) -> None:
+    _plain(tree)
+    tree.files("sys/fs/cgroup/pod/app", **{"memory.min": GIB})
+
+
+def _no_limit(tree: Tree) -> None:
+    unified(tree)
+
+
+def _no_controller(tree: Tree) -> None:
+    unified(tree)
+    for name in ("memory.max", "memory.high", "memory.current", "memory.stat"):
+        (tree.root / "sys/fs/cgroup/pod/app" / name).unlink()
+    tree.v2("sys/fs/cgroup/pod", limit=8 * GIB, used=GIB)
+
+
+def _namespace(tree: Tree) -> None:
+    tree.mount("sys/fs/cgroup")
+    tree.own = ["0::/"]
+    tree.v2("sys/fs/cgroup", limit=24 * GIB, used=9 * GIB, cache=3 * GIB)
+
+
+def _subtree(tree: Tree) -> None:
+    tree.mount("sys/fs/cgroup", subtree="/kubepods/pod7")
+    tree.own = ["0::/kubepods/pod7/app"]
+    tree.v2("sys/fs/cgroup", limit=40 * GIB, used=39 * GIB, cache=5 * GIB)
+    tree.files("sys/fs/cgroup/app", **{"memory.min": 0})
+    tree.v2("sys/fs/cgroup/app", limit=50 * GIB, used=2 * GIB)
+
+
+def _blanks(tree: Tree) -> None:
+    tree.mount("sys/fs/c\\040group")
+    (tree.root / "sys/fs/c\\040group").rmdir()
+    tree.own = ["0::/app"]
+    tree.v2("sys/fs/c group/app", limit=6 * GIB, used=GIB)
+
+
+def _v1_plain(tree: Tree) -> None:
+    legacy(tree)
+    tree.v1("sys/fs/cgroup/memory/docker/app", limit=16 * GIB, used=12 * GIB, cache=7 * GIB)
+
+
+def _v1_ancestor(tree: Tree) -> None:
+    legacy(tree)
+    tree.v1("sys/fs/cgroup/memory/docker", limit=20 * GIB, used=19 * GIB, cache=2 * GIB)
+    tree.v1("sys/fs/cgroup/memory/docker/app", limit=64 * GIB, used=3 * GIB)
+
+
+def _v1_unlimited(tree: Tree) -> None:
+    legacy(tree)
+
+
+def _both(tree: Tree) -> None:
+    legacy(tree)
+    tree.v1("sys/fs/cgroup/memory/docker/app", limit=16 * GIB, used=12 * GIB)
+    tree.mount("sys/fs/cgroup/unified")
+    tree.own.append("0::/docker/app")
+    (tree.root / "sys/fs/cgroup/unified/docker/app").mkdir(parents=True)
+
+
+def _cache_over_usage(tree: Tree) -> None:
+    unified(tree)
+    tree.v2("sys/fs/cgroup/pod/app", limit=8 * GIB, used=GIB, cache=2 * GIB)
+
+
+def _host_is_less(tree: Tree) -> None:
+    unified(tree)
+    tree.v2("sys/fs/cgroup/pod/app", limit=900 * GIB, used=GIB)
+
+
+TREES: dict[Callable[[Tree], None], int] = {
+    _plain: 20 * GIB,
+    _throttled: 12 * GIB,
+    _over_high: 0,
+    _ancestor: 54 * GIB,
+    _protected: 4 * GIB,
+    _own_protection: 20 * GIB,
+    _no_limit: 300 * GIB,
+    _no_controller: 7 * GIB,
+    _namespace: 18 * GIB,
+    _subtree: 6 * GIB,
+    _blanks: 5 * GIB,
+    _v1_plain: 11 * GIB,
+    _v1_ancestor: 3 * GIB,
+    _v1_unlimited: 300 * GIB,
+    _both: 4 * GIB,
+    _cache_over_usage: 8 * GIB,
+    _host_is_less: 300 * GIB,
+}
+
+
+@pytest.mark.parametrize("build", TREES, ids=lambda build: build.__name__.strip("_"))
+def test_what_the_host_gives(tmp_path: Path, build: Callable[[Tree], None]) -> None:
+    tree = Tree(tmp_path)
+    build(tree)
+    assert tree.ours() == TREES[build]
+
+
+@pytest.mark.parametrize("build", TREES, ids=lambda build: build.__name__.strip("_"))
+def test_the_engine_sees_the_same(theirs: ModuleType, tmp_path: Path, build: Callable[[Tree], None]) -> None:
+    tree = Tree(tmp_path)
+    build(tree)
+    assert tree.theirs(theirs) == tree.ours()
+
+
+def test_the_engine_sees_the_same_here(theirs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's own cgroups; memory in use moves between the two looks."""
+    ram = psutil.virtual_memory()
+    monkeypatch.setattr(theirs.psutil, "virtual_memory", lambda: ram)
+    ours = HostMemory(virtual_memory=lambda: ram).available()
+    assert theirs.available_host_memory_bytes(allow_cgroup_fallback=True) == pytest.approx(ours, rel=0.05)
