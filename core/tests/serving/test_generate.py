@@ -422,6 +422,35 @@ def test_an_answer_that_breaks_off_or_is_none_is_never_taken_for_a_whole_one(
     play(scene())
 
 
+def test_an_engine_that_refuses_before_it_begins_is_heard(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: FakeStreamEngine, request: GenerateRequest) -> Any:
+        raise InvalidInput("not that") if self.options.salt else KeyError("oops")
+
+    monkeypatch.setattr(FakeStreamEngine, "stream", refuse)
+
+    async def scene() -> None:
+        async with serving(talker("chat"), talker("polite", salt="yes")) as site:
+            with pytest.raises(InferenceError, match="KeyError"):
+                await site.service.stream("chat", asked(), Reader())
+            with pytest.raises(InvalidInput, match="not that"):
+                await site.service.stream("polite", asked(), Reader())
+
+    play(scene())
+
+
+def test_what_becomes_of_a_piece_is_not_the_engines_fault(play: Play) -> None:
+    async def unwilling(piece: bytes) -> None:
+        raise OSError("the pipe is broken")
+
+    async def scene() -> None:
+        async with serving() as site:
+            with pytest.raises(OSError, match="pipe"):
+                await site.service.stream("chat", asked(), unwilling)
+            assert (site.engine().running, site.engine().aborted) == (0, 1)
+
+    play(scene())
+
+
 def test_an_engine_that_dies_ends_its_streams_and_the_next_request_loads_it_again(play: Play) -> None:
     async def scene() -> None:
         async with serving() as site:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from time import perf_counter
@@ -96,14 +96,8 @@ class Generator:
             body = {**request.body, "stream_options": {**asked, "include_usage": True}}
             request = evolve(request, body=body)
             async with self._inside(visit, request, course) as engine:
-                async with aclosing(engine.stream(request)) as pieces:
-                    while True:
-                        try:
-                            piece = await anext(pieces)
-                        except StopAsyncIteration:
-                            break
-                        except Exception as error:
-                            raise translate(error, "the engine")  # noqa: B904 - as above
+                async with aclosing(_pieces(engine, request)) as pieces:
+                    while (piece := await _next(pieces)) is not None:
                         if course.first_s is None:
                             course.begin(perf_counter() - visit.began, bounded=whole)
                         ready = splice.take(piece)
@@ -169,6 +163,23 @@ class Generator:
                 task="generate",
             )
         return result
+
+
+def _pieces(engine: StreamEngine, request: GenerateRequest) -> AsyncGenerator[bytes]:
+    try:
+        return engine.stream(request)
+    except Exception as error:
+        raise translate(error, "the engine")  # noqa: B904 - it has its cause already
+
+
+async def _next(pieces: AsyncGenerator[bytes]) -> bytes | None:
+    """The next piece, or none. What the engine raises is told apart here from what becomes of a piece later."""
+    try:
+        return await anext(pieces)
+    except StopAsyncIteration:
+        return None
+    except Exception as error:
+        raise translate(error, "the engine")  # noqa: B904 - as above
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
