@@ -24,53 +24,58 @@ def _positive(_: Any, attribute: Attribute[Any], value: int | None) -> None:
         raise ValueError(f"{attribute.name} must be larger than 0, not {value}")
 
 
+def _option(default: Any, help: str, check: Any = None) -> Any:
+    """A field with the words that the configuration's reference has for it."""
+    return field(default=default, validator=check, metadata={"help": help})
+
+
 @frozen(kw_only=True)
 class LoadOptions:
-    """How weights are read. Common to every family of this package.
+    """How weights are read. Common to every family of this package; each field's ``help`` says what it does."""
 
-    ``dtype``: precision of weights and activations. ``attn``: attention kernels; a model without SDPA runs eager.
-    ``threads``: CPU threads of one inference (default: torch's own choice). ``allow_pickle``: read ``*.bin`` weights,
-    which can run code. ``trust_remote_code``: run Python files that come with the model.
-    """
-
-    dtype: Dtype = field(default="float32", validator=validators.in_(("float32", "float16", "bfloat16")))
-    attn: Literal["sdpa", "eager"] = field(default="sdpa", validator=validators.in_(("sdpa", "eager")))
-    threads: int | None = field(default=None, validator=_positive)
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
+    dtype: Dtype = _option(  # noqa: RUF009 - it makes a field
+        "float32", "Precision of weights and activations.", validators.in_(("float32", "float16", "bfloat16"))
+    )
+    attn: Literal["sdpa", "eager"] = _option(
+        "sdpa", "Attention kernels; a model without SDPA runs eager.", validators.in_(("sdpa", "eager"))
+    )
+    threads: int | None = _option(
+        None, "CPU threads of one inference. Not set: compute.threads, or torch's own choice.", _positive
+    )
+    allow_pickle: bool = _option(False, "Read *.bin weights, which can run any code.")
+    trust_remote_code: bool = _option(False, "Run Python files that come with the model.")
 
 
 @frozen(kw_only=True)
 class TextOptions(LoadOptions):
-    """How text becomes tokens. Common to every text family of this package.
+    """How text becomes tokens. Common to every text family of this package."""
 
-    ``max_length``: tokens an input may have, special ones included (default: what the model's files say).
-    ``truncate``: cut longer inputs instead of refusing them; a request can override it. ``prompts``: texts put before
-    an input, by name, over those in the model's files; ``query_prompt`` and ``document_prompt`` are the ones used for
-    queries and for everything else.
-    """
-
-    max_length: int | None = field(default=None, validator=_positive)
-    truncate: bool = False
-    prompts: Mapping[str, str] = field(factory=dict)
-    query_prompt: str | None = None
-    document_prompt: str | None = None
+    max_length: int | None = _option(
+        None, "Tokens an input may have, special ones included. Not set: what the model's files say.", _positive
+    )
+    truncate: bool = _option(False, "Cut longer inputs instead of refusing them; a request can say so for itself.")
+    prompts: Mapping[str, str] = field(
+        factory=dict, metadata={"help": "Texts put before an input, by name, over those in the model's files."}
+    )
+    query_prompt: str | None = _option(None, "The one for queries.")
+    document_prompt: str | None = _option(None, "The one for everything else.")
 
 
 @frozen(kw_only=True)
 class DenseOptions(TextOptions):
-    """Options of ``torch-dense``.
+    """Options of ``torch-dense``."""
 
-    ``pooling`` and ``normalise``: how token vectors become one vector (default: what the sentence-transformers files
-    beside the model say; without such files mean, not normalised, as sentence-transformers does). ``matryoshka``: sizes
-    that a request may ask for with ``dimensions`` (default: what the model's ``config.json`` declares). ``max_loras``:
-    LoRA adapters that are loaded at a time; 0: none.
-    """
-
-    pooling: Pooling | None = field(default=None, validator=validators.in_((None, "mean", "cls", "last_token")))
-    normalise: bool | None = None
-    matryoshka: tuple[int, ...] | None = field(default=None)
-    max_loras: int = field(default=8, validator=_not_negative)
+    pooling: Pooling | None = _option(  # noqa: RUF009 - it makes a field
+        None,
+        "How token vectors become one vector. Not set: what the sentence-transformers files beside the model say; "
+        "without such files the mean.",
+        validators.in_((None, "mean", "cls", "last_token")),
+    )
+    normalise: bool | None = _option(None, "Scale vectors to length 1. Not set: as for pooling; without such files no.")
+    matryoshka: tuple[int, ...] | None = _option(
+        None, "Sizes that a request may ask for with dimensions. Not set: what the model's config.json declares."
+    )
+    max_loras: int = _option(8, "LoRA adapters that are loaded at a time; 0: none.", _not_negative)
 
     @matryoshka.validator
     def _sizes(self, _: Any, sizes: tuple[int, ...] | None) -> None:
