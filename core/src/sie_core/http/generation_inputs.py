@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from math import inf, isfinite
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, Final, Literal
 
 from attrs import frozen
 
 from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
+from sie_core.http.fields import CHAT, COMPLETION, NATIVE, SAMPLING, a_text, an_object
 from sie_core.http.inputs import check_lora, kind_of, shown
 from sie_core.http.limits import Limits
 from sie_core.types import GenerateRequest
@@ -17,7 +18,6 @@ from sie_core.types import GenerateRequest
 __all__ = ["OpenAIRequest", "parse_generate", "parse_openai"]
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-_MAX_CHOICES: Final = 128
 _MAX_DEPTH: Final = 100
 """Engines write the body as JSON again, and a tool's schema may be deep; no honest one is deeper."""
 _ID_BYTES: Final = 4
@@ -36,124 +36,6 @@ class OpenAIRequest:
     request: GenerateRequest
 
 
-# --- fields ----------------------------------------------------------------------------------------
-
-Check = Callable[[Any, str], None]
-
-
-def _number(low: float, high: float = inf) -> Check:
-    def check(value: Any, name: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value <= high and value < inf):
-            limits = f"from {low:g} to {high:g}" if high < inf else f"{low:g} or more"
-            raise InvalidInput(f"{name!r} must be a number, {limits}, not {shown(value)}", param=name)
-
-    return check
-
-
-def _whole(low: int, high: int | None = None) -> Check:
-    def check(value: Any, name: str) -> None:
-        if type(value) is not int or value < low or (high is not None and value > high):
-            limits = f"from {low} to {high}" if high is not None else f"{low} or more"
-            raise InvalidInput(f"{name!r} must be a whole number, {limits}, not {shown(value)}", param=name)
-
-    return check
-
-
-def _a(kind: type, wanted: str) -> Check:
-    def check(value: Any, name: str) -> None:
-        if not isinstance(value, kind):
-            raise InvalidInput(f"{name!r} must be {wanted}, not {kind_of(value)}", param=name)
-
-    return check
-
-
-def _stop(value: Any, name: str) -> None:
-    if isinstance(value, str):
-        return
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise InvalidInput(f"{name!r} must be a string or a list of strings", param=name)
-
-
-def _bias(value: Any, name: str) -> None:
-    _a(dict, "an object from token ids to numbers")(value, name)
-    for key, bias in value.items():
-        if not str(key).lstrip("-").isdecimal():
-            raise InvalidInput(f"{name!r} must have token ids for keys, not {shown(key)}", param=name)
-        _number(-100, 100)(bias, name)
-
-
-def _tools(value: Any, name: str) -> None:
-    _a(list, "a list of objects")(value, name)
-    for index, tool in enumerate(value):
-        if not isinstance(tool, dict):
-            raise InvalidInput(f"a tool must be an object, not {kind_of(tool)}", index=index, param=name)
-
-
-def _tool_choice(value: Any, name: str) -> None:
-    if not isinstance(value, str | dict):
-        raise InvalidInput(f"{name!r} must be a string or an object, not {kind_of(value)}", param=name)
-
-
-def _format(value: Any, name: str) -> None:
-    _a(dict, "an object such as {type: json_object}")(value, name)
-    if not isinstance(value.get("type"), str):
-        raise InvalidInput(f"{name!r} must have a 'type', such as json_schema", param=name)
-
-
-def _stream_options(value: Any, name: str) -> None:
-    _a(dict, "an object")(value, name)
-    if not isinstance(value.get("include_usage"), bool | None):
-        raise InvalidInput("'include_usage' must be true or false", param="stream_options.include_usage")
-
-
-_flag: Final = _a(bool, "true or false")
-_text: Final = _a(str, "a string")
-_SAMPLING: Final[Mapping[str, Check]] = {
-    "temperature": _number(0),
-    "top_p": _number(0, 1),
-    "top_k": _whole(-1),
-    "min_p": _number(0, 1),
-    "repetition_penalty": _number(0),
-    "frequency_penalty": _number(-2, 2),
-    "presence_penalty": _number(-2, 2),
-    "seed": _whole(-(2**63), 2**63 - 1),
-    "stop": _stop,
-    "logit_bias": _bias,
-}
-_COMMON: Final[Mapping[str, Check]] = {
-    **_SAMPLING,
-    "n": _whole(1, _MAX_CHOICES),
-    "max_tokens": _whole(0),
-    "stream": _flag,
-    "stream_options": _stream_options,
-    "response_format": _format,
-    "user": _text,
-}
-_CHAT: Final[Mapping[str, Check]] = {
-    **_COMMON,
-    "max_completion_tokens": _whole(1),
-    "logprobs": _flag,
-    "top_logprobs": _whole(0),
-    "tools": _tools,
-    "tool_choice": _tool_choice,
-    "parallel_tool_calls": _flag,
-}
-_COMPLETION: Final[Mapping[str, Check]] = {
-    **_COMMON,
-    "best_of": _whole(1, _MAX_CHOICES),
-    "logprobs": _whole(0),
-    "echo": _flag,
-    "suffix": _text,
-}
-_NATIVE: Final[Mapping[str, Check]] = {
-    **_SAMPLING,
-    "max_new_tokens": _whole(1),
-    "stream": _flag,
-    "logprobs": _flag,
-    "top_logprobs": _whole(0),
-}
-
-
 # --- OpenAI ----------------------------------------------------------------------------------------
 
 
@@ -162,7 +44,7 @@ def parse_openai(body: Mapping[Any, Any], kind: Literal["chat", "completion"], l
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidInput("'model' must be the name of a model", param="model")
-    fields = _CHAT if kind == "chat" else _COMPLETION
+    fields = CHAT if kind == "chat" else COMPLETION
     for name, value in body.items():
         check = fields.get(name)
         if check is not None and value is not None:
@@ -297,8 +179,8 @@ def parse_generate(body: Mapping[Any, Any], limits: Limits) -> tuple[GenerateReq
     if not isinstance(options, dict):
         raise InvalidInput(f"'options' must be an object, not {kind_of(options)}", param="options")
     for name in options:
-        if name not in _SAMPLING:
-            raise _near(f"{shown(name)} is no option", name, tuple(_SAMPLING), "options")
+        if name not in SAMPLING:
+            raise _near(f"{shown(name)} is no option", name, tuple(SAMPLING), "options")
     given = {**options, **{name: value for name, value in body.items() if value is not None and name != "options"}}
     prompt, images = given.pop("prompt", None), given.pop("images", None)
     if images:
@@ -310,11 +192,11 @@ def parse_generate(body: Mapping[Any, Any], limits: Limits) -> tuple[GenerateReq
     lora = check_lora(given.pop("lora_adapter", given.pop("lora", None)))
     sent: dict[str, Any] = {"prompt": prompt, **_grammar(given.pop("grammar", None))}
     for name in _HINTS:
-        _text(given.pop(name, ""), name)
+        a_text(given.pop(name, ""), name)
     for name, value in given.items():
-        check = _NATIVE.get(name)
+        check = NATIVE.get(name)
         if check is None:
-            raise _near(f"{shown(name)} is no field of this path", name, (*_NATIVE, "grammar", "lora_adapter"), name)
+            raise _near(f"{shown(name)} is no field of this path", name, (*NATIVE, "grammar", "lora_adapter"), name)
         if value is not None:
             check(value, name)
             sent[name] = value
@@ -342,9 +224,9 @@ def _grammar(grammar: Any) -> dict[str, Any]:
     (name,) = found
     value = grammar[name]
     if name != "json_schema":
-        _text(value, f"grammar.{name}")
+        a_text(value, f"grammar.{name}")
         return {name: value}
-    _a(dict, "an object")(value, "grammar.json_schema")
+    an_object(value, "grammar.json_schema")
     schema: dict[str, Any] = {"name": grammar.get("label") or "answer", "schema": value}
     if grammar.get("strict") is not None:
         schema["strict"] = grammar["strict"]
