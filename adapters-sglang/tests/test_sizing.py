@@ -240,7 +240,10 @@ def test_on_a_cpu_the_machines_ram_is_not_taken() -> None:
     need = reserve(small, costs, [cpu]).ranks[0]
     assert need.want_bytes < 100 * MIB
     launch = size_launch(small, costs, {"cpu": DeviceGrant(need.want_bytes, 0, 60 * GIB)}, kinds=["cpu"])
-    assert launch.max_total_tokens == 16384
+    assert launch.flags() == ("--mem-fraction-static", "0.900", "--max-total-tokens", "16384")
+    small = attrs.evolve(small, mem_fraction_static=0.3)
+    launch = size_launch(small, costs, {"cpu": DeviceGrant(need.want_bytes, 0, 60 * GIB)}, kinds=["cpu"])
+    assert launch.flags() == ("--mem-fraction-static", "0.300", "--max-total-tokens", "16384")
 
 
 # --- c and g -----------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ __all__ = ["Demand", "Launch", "claim_overrun", "promise", "reserve", "size_laun
 _STEPS = 1000
 _UNSURE = 16 * 1024**2  # two figures of /server_info, each rounded to a hundredth of a GiB
 _CPU_TOKENS = 16384
+_CPU_STEPS = 900  # what it measures there is the machine's RAM, in which its own process grows; the cap bounds it
 _BALANCE = 0.9
 _IMBALANCE_CHECK = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
 
@@ -222,12 +223,15 @@ def size_launch(
         most = steps * pre // _STEPS
     if most < demand.least(costs):
         raise _too_little(demand, costs, grants, most, bound is not None and most == bound * pre // _STEPS)
-    cap = _token_cap(demand, costs, most, "cpu" if "cpu" in kinds else "")
+    cpu = "cpu" in kinds
+    cap = _token_cap(demand, costs, most, "cpu" if cpu else "")
     if cap is not None:
         most = min(most, demand.weights(costs) + cap * demand.per_token(costs))
     if known:
         assured = min(grant.static_bytes + grant.headroom_bytes for grant in grants.values()) + costs.beside
         steps = min(_STEPS - 1, -(-most * _STEPS // assured))
+    if cpu:
+        steps = max(steps, _CPU_STEPS if bound is None else bound)
     uneven = len(grants) > 1 and pre < _BALANCE * max(before.values())
     return Launch(steps, most, cap, {_IMBALANCE_CHECK: "0"} if uneven else {})
 

@@ -27,6 +27,7 @@ _ROOMS = {
         "Unsupported WakeCheckFailed"
     ),
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
+    "sie_core.memory.host": "HostMemory",
     "sie_core.sources": "locate parse_source",
     "sie_core.types": (
         "BatchRequest Capabilities Decision EncodeOutput EncodeParams GenerateRequest Item ModelSpec Residency "
