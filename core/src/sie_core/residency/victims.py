@@ -1,9 +1,9 @@
 """Which models may be evicted for a load or wake, and in what order to take them.
 
 A resident model is guarded against thrashing: it stays for five times what a park and a wake of it take. The guard
-protects models that are at work; one that has been idle for a
-tenth of such a cycle (longer than a client takes to ask again) loses nobody anything by going. It also
-yields once the longest waiter elsewhere has waited for its quantum, so that nobody starves.
+protects models that are at work; one that has been idle for a tenth of such a cycle (longer than a client takes to ask
+again) loses nobody anything by going. It also yields once the longest waiter elsewhere has waited for its quantum, so
+that nobody starves.
 """
 
 from __future__ import annotations
