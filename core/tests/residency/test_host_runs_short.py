@@ -165,6 +165,23 @@ def test_copies_go_one_by_one_while_the_kernel_says_that_tasks_wait_for_memory(t
     play(scene)
 
 
+def test_a_host_that_can_not_be_read_for_a_while_is_looked_at_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        machine.press(STRAINED)
+        unreadable = tmp_path / "proc/self/cgroup"
+        registry = await parked(machine)
+        unreadable.mkdir(parents=True)
+        await asyncio.sleep(10.0)
+        before = states(registry)
+        unreadable.rmdir()
+        await asyncio.sleep(1.5)
+        assert before.count("parked") - states(registry).count("parked") == 1
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
 @pytest.mark.parametrize("percent", [None, 10.0])
 def test_no_pressure_and_pressure_at_the_limit_drop_nothing(tmp_path: Path, percent: float | None) -> None:
     async def scene() -> None:

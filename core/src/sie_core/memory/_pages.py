@@ -37,8 +37,11 @@ def touch(block: mmap.mmap, start: int, end: int) -> None:
         return
     share = round_up(-(-(end - start) // helpers))
     starts = range(start, end, share)
-    with ThreadPoolExecutor(len(starts), "sie-pages") as pool:
-        list(pool.map(lambda first: _touch(block, first, min(first + share, end)), starts))
+    try:
+        with ThreadPoolExecutor(len(starts), "sie-pages") as pool:
+            list(pool.map(lambda first: _touch(block, first, min(first + share, end)), starts))
+    except RuntimeError:  # no more threads are to be had: slower, nothing else
+        _touch(block, start, end)
 
 
 def _touch(block: mmap.mmap, start: int, end: int) -> None:

@@ -162,9 +162,11 @@ class Parking:
         except HostOutOfMemory:
             if not kept:
                 raise
-        await seat.worker.call(
+        freed = await seat.worker.call(
             seat.engine.drop_backup, hook="drop_backup", timeout=self._life.roster.settings.close_timeout_s
         )
+        if not freed:
+            raise ResourceExhausted("it has outgrown its host copy, and can't let go of that")
         self.tier.forget(record.name)
         await self._make_room(record, seat)
         return await self._offload_once(record, seat)

@@ -53,6 +53,8 @@ class Watch:
             self._timer.cancel()
 
     def _look(self) -> None:
+        # First of all: whatever a device's driver raises, the next look may find it well again.
+        self._timer = asyncio.get_running_loop().call_later(self._roster.settings.sample_s, self._look)
         roster, ledger = self._roster, self._roster.ledger
         roster.sample(roster.devices)
         self._look_at_host()
@@ -63,7 +65,6 @@ class Watch:
                 self._relieve(account, short)
             self._deficits[account] = short
         self._admission.request_pump()
-        self._timer = asyncio.get_running_loop().call_later(roster.settings.sample_s, self._look)
 
     def _look_at_host(self) -> None:
         if self._host_available is None:
@@ -81,7 +82,11 @@ class Watch:
 
     def _feel_pressure(self) -> None:
         """The kernel says that tasks wait for memory, though there may still be some: one copy at a time goes."""
-        pressure = self._host_pressure() if self._host_pressure is not None else None
+        try:
+            pressure = self._host_pressure() if self._host_pressure is not None else None
+        except SieError as error:
+            log.warning("whether the host is short of memory can't be read: %s", error.message)
+            return
         settings, now = self._roster.settings, self._roster.now()
         if pressure is None or pressure <= settings.host_pressure_limit:
             return
