@@ -268,3 +268,83 @@ async def test_the_answers_are_those_of_the_model(served: Start) -> None:
         await act(s, "park", "wide")
         values = (await s.encode("wide")).json()["items"][0]["dense"]["values"]
     assert values == pytest.approx(expected_vector("hello", 384).tolist(), abs=1e-7)
+
+
+HALVES: dict[str, Any] = {"host_cache_bytes": 1024 * MIB}
+
+
+async def test_a_request_for_a_victim_is_served_at_every_step_of_its_leaving(served: Start) -> None:
+    # Scenario 1: between its choice as a victim and its end on the host, and after.
+    async with served(tier=HALVES) as s:
+        want = {model: (await s.encode(model)).json()["items"] for model in ("half", "other-half")}
+        victim, needer = "half", "other-half"  # the one that is away now wakes, the one that is there has to leave
+        for point in ("offload", "restore"):
+            await s.encode(needer)
+            victim, needer = needer, victim
+            at = FaultPoints.of(victim if point == "offload" else needer).hold(point)
+            evicting = asyncio.create_task(s.encode(needer))
+            await at.arrival()
+            late = asyncio.create_task(s.encode(victim))
+            await until(lambda: s.registry.status(victim).queued == 1)  # noqa: B023 - awaited in this turn
+            at.release()
+            answers = await asyncio.gather(evicting, late)
+            assert [answer.status_code for answer in answers] == [200, 200]
+            assert [answer.json()["items"] for answer in answers] == [want[needer], want[victim]]
+            victim, needer = needer, victim
+        assert (await s.http.get("/readyz")).status_code == 200
+        assert [FaultPoints.of(model).hits("load") for model in want] == [1, 1]
+
+
+async def test_an_engine_that_dies_in_its_park_is_never_recorded_as_parked(served: Start) -> None:
+    # Scenario 11, and 25 where it dies later.
+    async with served(tier=TIER) as s:
+        want = (await s.encode()).json()["items"]
+        engine: Any = s.registry._roster.records["mini"].seat.engine  # type: ignore[union-attr]
+        at = FaultPoints.of("mini").hold("offload")
+        parking = asyncio.create_task(act(s, "park"))
+        await at.arrival()
+        engine.die("killed in its park")
+        at.release()
+        refused = await parking
+        assert refused.status_code in (400, 503), refused.text
+        assert await residency(s) == "unloaded"
+        assert (await row(s))["host_bytes"] == 0
+        answer = await s.encode()
+        assert (answer.status_code, answer.json()["items"]) == (200, want)
+
+        await act(s, "park")
+        parked: Any = s.registry._roster.records["mini"].seat.engine  # type: ignore[union-attr]
+        parked.die("killed while parked")
+        await until(lambda: s.registry.status("mini").residency == "unloaded")
+        assert (await row(s))["host_bytes"] == 0
+        answer = await s.encode()
+        assert (answer.status_code, answer.json()["items"]) == (200, want)
+        assert FaultPoints.of("mini").hits("load") == 3
+
+
+async def test_an_engine_that_frees_a_third_is_credited_with_a_third_and_not_parked_again(served: Start) -> None:
+    # Scenario 14.
+    async with served(tier=HALVES) as s:
+        await s.encode("third")
+        await act(s, "park", "third")
+        parked = await row(s, "third")
+        assert 20 * MIB <= parked["device_bytes"] <= 21 * MIB
+        assert (await s.encode("third")).status_code == 200
+        explained = (await s.http.get("/v1/admin/models/third/explain")).json()
+        assert not explained["parks"]
+        assert "gave back" in explained["why_not_parked"]
+        assert (await act(s, "park", "third")).status_code == 400
+
+
+async def test_a_device_below_every_model_refuses_all_and_moves_nobody(served: Start) -> None:
+    async with served(tier={**TIER, "device_bytes": 64 * 1024}) as s:
+        answers = [await s.encode(model) for model in ("mini", "org/mini", "half")]
+        again = await s.encode("mini")
+        status = (await s.http.get("/v1/status")).json()
+        for answer in (*answers, again):
+            assert answer.status_code == 502
+            assert "which has 64.0 KiB in all" in answer.json()["detail"]["message"]
+            assert "retry-after" not in answer.headers
+        assert status["host_cache"]["used"] == 0
+        assert not any(model["device_bytes"] for model in status["models"])
+        assert (await s.http.get("/readyz")).status_code == 200

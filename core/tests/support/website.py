@@ -32,9 +32,10 @@ class Pretend:
     name: str = "emulated:0"
     kind: str = "emulated"
     description: str = "pretend"
+    size: int = 256 * MIB
 
     def total(self) -> int:
-        return 256 * MIB
+        return self.size
 
     def used(self) -> int | None:
         return None
@@ -55,6 +56,9 @@ MODELS: dict[str, FakeOptions] = {
     "huge": FakeOptions(weights_bytes=1024 * MIB),
     "corrupt": FakeOptions(corrupt_restore=True),
     "tuples": FakeOptions(decline="its tensors sit in tuples"),
+    "half": FakeOptions(weights_bytes=140 * MIB, offload_s=0.02, restore_s=0.02),
+    "other-half": FakeOptions(weights_bytes=140 * MIB, salt="other", offload_s=0.02, restore_s=0.02),
+    "third": FakeOptions(weights_bytes=30 * MIB, freed=0.33),
 }
 
 TALKERS: dict[str, FakeOptions] = {
@@ -109,11 +113,16 @@ def key_line(role: str, key: str) -> str:
 
 @contextlib.asynccontextmanager
 async def running_service(
-    queue: int, load_wait_s: float, plugins: Plugins, telemetry: Telemetry, **registry_settings: Any
+    queue: int,
+    load_wait_s: float,
+    plugins: Plugins,
+    telemetry: Telemetry,
+    device_bytes: int = 256 * MIB,
+    **registry_settings: Any,
 ) -> AsyncIterator[tuple[Service, Registry]]:
     ledger = Ledger()
     ledger.add_account("host", total=1 << 40)
-    device = Pretend()
+    device = Pretend(size=device_bytes)
     ledger.add_account(device.name, total=device.total())
     settings = RegistrySettings(load_wait_s=load_wait_s, **registry_settings)
     registry = Registry(plugins, ledger, [device], settings, observer=telemetry)
