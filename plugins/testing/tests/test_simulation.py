@@ -35,6 +35,7 @@ def test_the_seeds_see_every_kind_of_thing() -> None:
         "loading->queued", "loading->failed", "loading->quarantined", "quarantined->unloaded", "draining->resident",
         "torn", "killed parked", "killed parking", "killed waking", "killed resident", "killed loading", "lost",
         "make_room True", "make_room False", "device full", "batches", "hangs set",
+        "adapters used", "answer LORA_LOADING",
     ]  # fmt: skip
     assert [what for what in rare if not seen[what]] == []
 
