@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -83,7 +83,14 @@ def free_port() -> int:
 
 @contextmanager
 def _running(
-    name: str, command: Sequence[str], port: int, *, path: str, health: str, cwd: Path | None = None
+    name: str,
+    command: Sequence[str],
+    port: int,
+    *,
+    path: str,
+    health: str,
+    cwd: Path | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Start, wait, and stop in the end. All contestants get the same number of threads."""
     env = {
@@ -93,6 +100,7 @@ def _running(
         "DO_NOT_TRACK": "1",
         "INFINITY_ANONYMOUS_USAGE_STATS": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        **(more or {}),
     }
     log = Path(os.environ.get("BENCH_LOGS", os.devnull))
     with (log / f"{name}.txt" if log.is_dir() else Path(os.devnull)).open("wb") as output:
@@ -113,13 +121,15 @@ def _running(
 
 
 @contextmanager
-def sie(folder: Path, config: str | None = None, *arguments: str) -> Iterator[Server]:
-    """SIE with MiniLM, as ``sie serve`` starts it; or with the models of ``config``, and more arguments."""
+def sie(
+    folder: Path, config: str | None = None, *arguments: str, more: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """SIE with MiniLM, as ``sie serve`` starts it; or with the models of ``config``, more arguments and variables."""
     if config is not None:
         (folder / "sie.yaml").write_text(config, encoding="utf-8")
     port = free_port()
     command = [sys.executable, "-m", "sie_core", "serve", "--port", str(port), *arguments]
-    with _running("sie", command, port, path="/v1/embeddings", health="/readyz", cwd=folder) as server:
+    with _running("sie", command, port, path="/v1/embeddings", health="/readyz", cwd=folder, more=more) as server:
         yield server
 
 
@@ -153,6 +163,15 @@ def bare_starlette() -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, str(HERE / "bare.py"), str(port)]
     with _running("starlette", command, port, path="/v1/embeddings", health="/readyz") as server:
+        yield server
+
+
+@contextmanager
+def bare_relay(kind: str, engine: int) -> Iterator[Server]:
+    """An app that passes on what the engine on a port writes. ``kind``: over ``raw`` streams, or ``httpx``."""
+    port = free_port()
+    command = [sys.executable, str(HERE / "bare_relay.py"), kind, str(port), str(engine)]
+    with _running(f"relay-{kind}", command, port, path="/v1/chat/completions", health="/readyz") as server:
         yield server
 
 

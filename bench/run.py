@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import generation
 import inner
 import tier
 from attrs import evolve
@@ -162,6 +163,7 @@ def registry(bench: Bench) -> list[Row]:
 PARTS: dict[str, dict[str, Callable[[Bench], list[Row]]]] = {
     "serving": {f.__name__: f for f in (latency, single, batch, start, overhead, memory, registry)},
     "tier": {f.__name__: f for f in (tier.turns, tier.copies, tier.beside, tier.host_bytes)},
+    "generation": {f.__name__: f for f in (generation.streaming, generation.relay, generation.idle, generation.killed)},
 }
 """By table of the page: the measures, in its order."""
 MEASURES = [name for part in PARTS.values() for name in part]
@@ -179,9 +181,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5, help="how often the contestants take turns (default: 5)")
     parser.add_argument("--seconds", type=float, default=10, help="how long a turn is, but in the tier (default: 10)")
     parser.add_argument("--infinity", type=Path, default=Path("infinity_emb"), help="the peer's executable")
+    parser.add_argument("--sglang-python", type=Path, metavar="PATH", help="an interpreter that has SGLang")
     parser.add_argument("--print", action="store_true", help="print what was measured, and leave the page alone")
     parser.add_argument(
-        "--small", action="store_true", help="the tier at a tiny size, to see that it works; only prints"
+        "--small", action="store_true", help="tier and generation at a tiny size, to see that they work; only prints"
     )
     options = parser.parse_args(argv)
     if unknown := set(options.measures) - {*MEASURES, *PARTS}:
@@ -199,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     notes = {
         "serving": f"Beside infinity-emb 0.0.77; {options.pairs} turns of {options.seconds:.0f} s for each contestant.",
         "tier": f"{options.pairs} turns.",
+        "generation": f"{options.pairs} turns of {options.seconds:.0f} s for each contestant.",
     }
     sizes = SMALL if options.small else Sizes()
     for part, name in _wanted(options.measures):
@@ -206,10 +210,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {measure.__doc__}", flush=True)
         # Each measure starts what it needs and stops it again, so that nothing else is up while another is taken.
         with contextlib.ExitStack() as stack:
-            rows = measure(Bench(options.pairs, options.seconds, options.infinity, sizes, stack))
+            rows = measure(Bench(options.pairs, options.seconds, options.infinity, sizes, options.sglang_python, stack))
         for row in rows:
             print(f"  {row.line(name)}", flush=True)
-        if not options.print and not options.small:
+        if rows and not options.print and not options.small:
             # At once: what has been measured is not lost when a later measure fails.
             write_table(PAGE, part, {name: rows}, order=[*PARTS[part]], note=notes[part])
     return 0

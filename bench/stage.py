@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 @frozen
 class Sizes:
-    """How much the measures of the host tier do. All turns together, where it is a count."""
+    """How much the measures of the host tier and of generation do. All turns together, where it is a count."""
 
     requests: int = 240
     """That evict one model and wake another."""
@@ -31,9 +31,14 @@ class Sizes:
     """Beside a load; and as many beside none."""
     load_s: float = 10.0
     cycles: int = 10
+    turn_s: float = 60.0
+    """The longest turn of the generation measures, whatever was asked for."""
+    pieces: int = 128
+    """Of each streamed answer."""
+    idle_s: float = 10.0
 
 
-SMALL = Sizes(requests=8, weights=16 * MIB, wakes=12, load_s=0.5, cycles=2)
+SMALL = Sizes(requests=8, weights=16 * MIB, wakes=12, load_s=0.5, cycles=2, turn_s=0.6, pieces=8, idle_s=0.5)
 """To see that the measures work. The figures mean nothing."""
 
 
@@ -45,6 +50,8 @@ class Bench:
     seconds: float
     infinity: Path
     sizes: Sizes = field(factory=Sizes)
+    sglang: Path | None = None
+    """An interpreter that has SGLang."""
     stack: contextlib.ExitStack = field(factory=contextlib.ExitStack)
     _servers: dict[str, Server] = field(factory=dict)
     _raw: RawProcess | None = None
