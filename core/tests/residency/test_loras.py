@@ -343,3 +343,177 @@ def test_a_load_that_never_returns_costs_its_engine_only() -> None:
         await close(built)
 
     play(scene)
+
+
+@seeds
+def test_adapters_that_want_the_same_place_take_turns(seed: int) -> None:
+    """Whoever waits for a load gets to use it before the next load may take its place."""
+
+    async def scene() -> None:
+        built = house(adaptable(max_loras=1, lora_s=0.1))
+        names = [name for name in ("one", "two", "three") for _ in range(4)]
+        await asyncio.wait_for(asyncio.gather(*[use(built, name, seconds=0.2) for name in names]), 10.0)
+        assert FaultPoints.of("m").hits("lora_load") <= 4
+        assert held(built) == 41 * MIB
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_requests_that_follow_on_each_other_do_not_keep_an_adapter_for_ever(seed: int) -> None:
+    async def scene() -> None:
+        built = house(adaptable(max_loras=1, lora_s=0.1))
+        served = 0
+
+        async def busy() -> None:
+            nonlocal served
+            while True:
+                await use(built, "one", seconds=1.0)
+                served += 1
+
+        clients = []
+        for _ in range(3):
+            clients.append(asyncio.create_task(busy()))
+            await asyncio.sleep(0.3)
+        await use(built, "two", wait_s=5.0)
+        before = served
+        await built.until(lambda: served > before + 3)
+        with pytest.raises(LoraLoading):
+            await use(built, "two", wait_s=0.01)
+        before = served
+        await built.until(lambda: served > before + 3)
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        assert built.registry.status("m").leases == 0
+        assert all(lora.in_use == 0 for lora in built.registry.status("m").loras)
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_an_adapter_does_not_wait_for_those_who_wait_for_its_model_to_leave(seed: int) -> None:
+    async def scene() -> None:
+        built = tier(adaptable(), fake("second", 100 * MIB), fake("third", 100 * MIB))
+        with await built.registry.acquire("m") as lease:
+            others = [asyncio.create_task(built.registry.load(name)) for name in ("second", "third")]
+            await built.until(lambda: built.state("m") is Residency.DRAINING)
+            await asyncio.sleep(0.5)
+            (await built.registry.hold_lora(lease, "one", wait_s=2.0)).release()
+        await asyncio.gather(*others)
+        assert held(built) == 0
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+def test_the_wait_is_bounded_by_the_inline_wait_too() -> None:
+    async def scene() -> None:
+        built = house(adaptable(lora_s=9.0), settings=RegistrySettings(load_wait_s=2.0))
+        with await built.registry.acquire("m") as lease:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(LoraLoading):
+                await built.registry.hold_lora(lease, "one", wait_s=60.0)
+            assert asyncio.get_running_loop().time() - began < 3.0
+        await close(built)
+
+    play(scene)
+
+
+@seeds
+@pytest.mark.parametrize("at", [0.0, 0.2, 0.6])
+def test_the_configuration_loses_an_adapter_while_it_is_loaded(seed: int, at: float) -> None:
+    async def scene() -> None:
+        spec = adaptable(lora_s=0.5)
+        built = tier(spec)
+        await built.registry.load("m")
+        asking = asyncio.create_task(use(built, "one"))
+        await asyncio.sleep(at)
+        built.registry.apply([attrs.evolve(spec, lora={})])
+        await asyncio.gather(asking, return_exceptions=True)
+        await built.until(lambda: held(built) == 40 * MIB)
+        assert built.registry.status("m").loras == ()
+        await built.registry.load_lora("m", "one", "path:/loras/again")
+        assert held(built) == 41 * MIB
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_one_that_was_unloaded_while_its_model_is_parked_comes_from_its_files_again(seed: int) -> None:
+    async def scene() -> None:
+        built = tier(adaptable(lora={"one": SOURCES["one"]}))
+        await use(built, "one")
+        await built.registry.load_lora("m", "mine", "path:/mine")
+        await built.registry.park("m")
+        for name in ("one", "mine"):
+            await built.registry.unload_lora("m", name)
+        assert loaded(built) == []
+        await built.registry.load_lora("m", "mine", "path:/mine")
+        await use(built, "one")
+        assert FaultPoints.of("m").hits("lora_load") == 4
+        assert held(built) == 42 * MIB
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_a_configured_one_stays_known_when_its_engine_goes_while_it_is_unloaded(seed: int) -> None:
+    async def scene() -> None:
+        spec = adaptable()
+        built = tier(spec)
+        using = asyncio.create_task(use(built, "one", seconds=3.0))
+        await built.until(lambda: loaded(built) == ["one"])
+        leaving = asyncio.create_task(built.registry.unload_lora("m", "one"))
+        await asyncio.sleep(0.1)
+        built.registry._roster.records["m"].seat.engine.die()  # type: ignore[union-attr]
+        await asyncio.gather(using, leaving, return_exceptions=True)
+        await use(built, "one")
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_an_unload_that_was_given_up_does_not_bring_back_what_the_configuration_lost(seed: int) -> None:
+    async def scene() -> None:
+        spec = adaptable()
+        built = tier(spec)
+        using = asyncio.create_task(use(built, "one", seconds=3.0))
+        await built.until(lambda: loaded(built) == ["one"])
+        leaving = asyncio.create_task(built.registry.unload_lora("m", "one", wait_s=1.0))
+        await asyncio.sleep(0.1)
+        built.registry.apply([attrs.evolve(spec, lora={})])
+        with pytest.raises(DeadlineExceeded):
+            await leaving
+        with pytest.raises(Unsupported):
+            await use(built, "one")
+        await using
+        await built.until(lambda: held(built) == 40 * MIB)
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_a_configured_one_that_is_being_unloaded_is_there_again_soon(seed: int) -> None:
+    async def scene() -> None:
+        built = tier(adaptable())
+        using = asyncio.create_task(use(built, "one", seconds=3.0))
+        await built.until(lambda: loaded(built) == ["one"])
+        leaving = asyncio.create_task(built.registry.unload_lora("m", "one"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(LoraLoading, match="is being unloaded"):
+            await use(built, "one")
+        with pytest.raises(LoraLoading, match="is being unloaded"):
+            await built.registry.load_lora("m", "one", None)
+        await asyncio.gather(using, leaving)
+        await use(built, "one")
+        assert FaultPoints.of("m").hits("lora_load") == 2
+        await close(built)
+
+    play(scene, seed=seed)

@@ -7,13 +7,14 @@ for memory on a device holds back younger ones there, so that small models can't
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 from attrs import define, field
 
 from sie_core.adapter import AdmissionReserve, Grant
 from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
+from sie_core.memory.ledger import Need
 from sie_core.residency.eviction import choose
 from sie_core.residency.placement import Placement, as_it_stands, grant_for, places, regrant
 from sie_core.residency.record import Drain, Record
@@ -44,6 +45,8 @@ class Plan:
     victims: tuple[str, ...]
     draining: set[str]
     owing: set[str]
+    needs: tuple[Need, ...] = ()
+    staging: tuple[Need, ...] = ()
     committed: bool = False
 
 
@@ -314,7 +317,7 @@ class Admission:
     def _try(self, needer: Needer, held_back: set[str]) -> None:
         roster = self._roster
         ways = self._ways(needer)
-        if ways is None:
+        if ways is None or self._squeeze_in(needer, ways[0]):
             return
         best: tuple[tuple[float, ...], Placement, tuple[str, ...]] | None = None
         for place in ways:
@@ -336,8 +339,11 @@ class Admission:
             held_back.update(account for place in ways for account in place.devices)
 
     def _waits_its_turn(self, needer: Needer, place: Placement, held_back: set[str]) -> bool:
-        """An older load waits for room there. A wake that fits as it is never queues behind another's cold load."""
-        if not held_back.intersection(place.devices):
+        """An older load waits for room there. A wake that fits as it is never queues behind another's cold load.
+
+        Nor does a growth: its engine is at work, and the older load may well wait for just that to end.
+        """
+        if needer.purpose != "engine" or not held_back.intersection(place.devices):
             return False
         return not needer.wake or bool(self._roster.ledger.shortfall(place.all_needs, owner=needer.owner))
 
@@ -394,9 +400,12 @@ class Admission:
         account, short = next(iter(missing[0].items()))
         pinned = sorted(name for name, other in roster.records.items() if other.spec.pinned and other.seat is not None)
         holders = f"pinned models ({', '.join(pinned)})" if pinned else "other processes"
+        advice = "unpin or unload something, or try again later"
+        if needer.purpose != "engine" and not pinned:
+            own = roster.ledger.holding(record.name).get(account, 0)
+            holders, advice = f"the model itself ({format_bytes(own)})", "use a larger device, or ask it for less"
         error = ResourceExhausted(
-            f"model {record.name!r} is {format_bytes(short)} short on {account}, held by {holders}: "
-            "unpin or unload something, or try again later",
+            f"model {record.name!r} is {format_bytes(short)} short on {account}, held by {holders}: {advice}",
             retry_after_s=10.0,
         )
         self._fail(needer, error)
@@ -434,9 +443,7 @@ class Admission:
         else:
             needs, grant = grant_for(roster, place, needer.reserve)
         needed = sum(roster.ledger.shortfall(place.all_needs, owner=needer.owner).values())
-        roster.ledger.book(record.name, needs, purpose=needer.purpose, victims=victims)
-        if place.staging:
-            roster.ledger.book(record.name, place.staging, purpose="load_staging", victims=victims)
+        self._enter(needer, needs, place.staging, victims)
         placed = Placed(place.devices, grant)
         if needer.purpose == "engine":
             record.devices = place.devices
@@ -452,10 +459,37 @@ class Admission:
             promised=sum(sum(roster.ledger.freed_by(name).values()) for name in victims),
             victims=victims,
         )
-        needer.plan = plan = Plan(placed, victims, set(victims), set(victims))
+        needer.plan = plan = Plan(placed, victims, set(victims), set(victims), tuple(needs), tuple(place.staging))
         record.blocked = f"waits for {', '.join(victims)} to leave"
         for name in victims:
             self.drain(roster.records[name], Drain(f"room for {record.name}", plan))
+
+    def _enter(self, needer: Needer, needs: Sequence[Need], staging: Sequence[Need], victims: tuple[str, ...]) -> None:
+        ledger, name = self._roster.ledger, needer.record.name
+        ledger.book(name, needs, purpose=needer.purpose, victims=victims)
+        if staging:
+            ledger.book(name, staging, purpose="load_staging", victims=victims)
+
+    def _squeeze_in(self, needer: Needer, place: Placement) -> bool:
+        """Grant what a victim needs to end its requests, out of what its successor waits for.
+
+        The victim frees it again when it goes; without it, each would wait for the other.
+        """
+        drain = needer.record.drain
+        plan: Plan | None = drain.plan if drain is not None else None
+        if plan is None or plan.committed or needer.purpose == "engine" or needer.at_least:
+            return False
+        heir = next((other for other in self._waiting if other.plan is plan), None)
+        if heir is None:
+            return False
+        self._unbook(heir)
+        fits = not self._roster.ledger.shortfall(place.all_needs)
+        try:
+            if fits:
+                self._book(needer, place, ())
+        finally:
+            self._enter(heir, plan.needs, plan.staging, plan.victims)
+        return fits
 
     def _victims(self, needer: Needer) -> Iterator[str]:
         """Models that may go for this needer, in the order to take them."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SERVING = frozenset({Residency.RESIDENT, Residency.DRAINING})
 
-__all__ = ["LoraMoves", "check_there", "is_there", "takes_loras"]
+__all__ = ["LoraMoves", "check_there", "is_there", "strike_out", "takes_loras"]
 
 
 class LoraMoves:
@@ -48,8 +48,9 @@ class LoraMoves:
         self._life.roster.ledger.release(record.name, purpose=purpose)
         self._life.admission.request_pump()
 
-    async def load(self, record: Record, seat: Seat, lora: Lora, need: DeviceNeed, purpose: str) -> None:
-        life, roster, source = self._life, self._life.roster, lora.source
+    async def load(self, record: Record, seat: Seat, lora: Lora, source: str, need: DeviceNeed, purpose: str) -> None:
+        """Load it from ``source``, for which ``need`` is booked: the configuration may name another one by now."""
+        life, roster = self._life, self._life.roster
         timeout = roster.settings.load_timeout_s
         engine, ctx = takes_loras(record, seat), life.context(record, timeout)
         before = await self._report(record, seat)
@@ -112,8 +113,8 @@ class LoraMoves:
         roster.sample(record.devices)
         freed = sum(before.values()) - sum(after.values())
         roster.decide(record.name, "LoRA unload", f"{lora.name}: {reason}", promised=lora.nbytes, freed=freed)
-        if lora.source is None and not lora.configured:
-            record.loras.pop(lora.name, None)
+        if lora.source is None:
+            strike_out(record, lora)
         life.admission.request_pump()
 
     def _strike(self, record: Record, lora: Lora, after: Mapping[str, int]) -> None:
@@ -137,6 +138,12 @@ class LoraMoves:
                 ledger.realise(record.name, account, max(0, held - elsewhere))
         record.resident_bytes.update(after)
         lora.purpose = None
+
+
+def strike_out(record: Record, lora: Lora) -> None:
+    """Forget an adapter that is not loaded; one that the configuration names stays known."""
+    if not lora.configured and record.loras.get(lora.name) is lora:  # there may be a new one of its name
+        del record.loras[lora.name]
 
 
 def takes_loras(record: Record, seat: Seat) -> LoraEngine:

@@ -23,7 +23,7 @@ from sie_core.errors import (
     Unsupported,
 )
 from sie_core.residency.failures import LoadFailure, classify
-from sie_core.residency.lora_moves import LoraMoves, check_there, is_there, takes_loras
+from sie_core.residency.lora_moves import LoraMoves, check_there, is_there, strike_out, takes_loras
 from sie_core.residency.record import Lora, Record, Seat
 from sie_core.residency.roster import consume, log
 from sie_core.types import Residency
@@ -62,7 +62,9 @@ class _Bringing:
 
     since: float
     task: asyncio.Task[None] = field(init=False)
-    waiting: int = 0
+    waiting: set[object] = field(factory=set)
+    granted: set[object] = field(factory=set)
+    """Those of them who have it in use already: it is loaded, and the next load must not take it from under them."""
     free_to_cancel: bool = field(default=True)
     """While it waits for a turn or for memory. A call into the engine is let end."""
 
@@ -74,6 +76,7 @@ class Loras:
         self._life = life
         self._moves = LoraMoves(life)
         self._bringing: dict[Lora, _Bringing] = {}
+        self._removing: set[Lora] = set()
 
     # --- what a model may be asked for -------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class Loras:
         lora = record.loras.get(name)
         known = lora.source if lora is not None else None
         if source is None and known is None:
-            raise self._unknown(record, name)
+            self._find(record, name)  # raises: there is none, or it is on its way out
         if source is not None and known is not None and source != known:
             raise Unsupported(
                 f"model {record.name!r} has a LoRA adapter {name!r} from {known}: unload it first, or give this one "
@@ -112,6 +115,8 @@ class Loras:
 
     def _find(self, record: Record, name: str) -> Lora:
         lora = record.loras.get(name)
+        if lora is not None and lora.source is None and lora.configured:
+            raise LoraLoading(f"LoRA adapter {_full_name(record, lora)} is being unloaded", retry_after_s=1.0)
         if lora is None or lora.source is None:
             raise self._unknown(record, name)
         return lora
@@ -143,12 +148,13 @@ class Loras:
             takes_loras(record, seat)
             if record.seat is not seat or seat.dead is not None:
                 raise EngineDied(f"the engine of model {record.name!r} is gone")
-            if _is_loaded(lora, seat):
+            if _is_loaded(lora, seat) and not lora.gives_way:
                 lora.uses += 1
                 record.loras[name] = record.loras.pop(name)  # the last in order: used most recently
                 return LoraHold(lora, lambda lora: self._released(record, lora))
             self._refuse(record, lora)
-            await self._wait(record, seat, lora, until)
+            if await self._wait(record, seat, lora, until):
+                return LoraHold(lora, lambda lora: self._released(record, lora))
 
     def _refuse(self, record: Record, lora: Lora) -> None:
         """What a failed load of it means for the next request: as for models."""
@@ -161,22 +167,30 @@ class Loras:
             raise refusal
         lora.failure = None
 
-    async def _wait(self, record: Record, seat: Seat, lora: Lora, until: float) -> None:
+    async def _wait(self, record: Record, seat: Seat, lora: Lora, until: float) -> bool:
+        """Wait for its load. Whether the caller has it in use then; else it has to look again."""
         roster = self._life.roster
         way = self._bringing.get(lora)
         if way is None:
             way = self._bringing[lora] = _Bringing(roster.now())
             task = way.task = asyncio.get_running_loop().create_task(self._bring(record, seat, lora, way))
-            task.add_done_callback(lambda task: self._ended(lora, task))
+            task.add_done_callback(lambda task: self._ended(record, lora, task))
             self._life.keep(task)
-        way.waiting += 1
+        me = object()
+        way.waiting.add(me)
         try:
             done, _ = await asyncio.wait({way.task}, timeout=max(0.0, until - roster.now()))
+        except BaseException:
+            if me in way.granted:
+                self._released(record, lora)
+            raise
         finally:
-            way.waiting -= 1
+            way.waiting.discard(me)
             if not way.waiting and not way.task.done() and way.free_to_cancel:
                 self._bringing.pop(lora, None)  # nobody may join it any more
                 way.task.cancel()
+        if me in way.granted:
+            return True
         if not done:
             spent = roster.now() - way.since
             left = 1.0 if lora.load_s is None else lora.load_s - spent
@@ -184,12 +198,15 @@ class Loras:
         if way.task.cancelled():
             raise LoraLoading(f"loading of LoRA adapter {_full_name(record, lora)} was called off")
         way.task.result()
+        return False
 
-    def _ended(self, lora: Lora, task: asyncio.Task[None]) -> None:
+    def _ended(self, record: Record, lora: Lora, task: asyncio.Task[None]) -> None:
         way = self._bringing.get(lora)
         if way is not None and way.task is task:
             del self._bringing[lora]
         consume(task)
+        if lora.source is None:
+            self._forget(record, lora)  # the configuration lost it meanwhile
 
     def _released(self, record: Record, lora: Lora) -> None:
         lora.uses -= 1
@@ -216,10 +233,13 @@ class Loras:
         with self._life.lease(record, seat):
             try:
                 async with seat.lora_turn:
-                    started = roster.now()
-                    await self._make_place(record, seat, lora, way)
-                    await self._admit_and_load(record, seat, lora, way)
-                    lora.load_s = roster.now() - started
+                    if not _is_loaded(lora, seat):  # it may have been let stay after all
+                        started = roster.now()
+                        await self._make_place(record, seat, lora, way)
+                        await self._admit_and_load(record, seat, lora, way)
+                        lora.load_s = roster.now() - started
+                    way.granted = set(way.waiting)
+                    lora.uses += len(way.granted)
             except ResourceExhausted:
                 raise  # no fault of the adapter's
             except Exception as error:  # whatever an adapter raises is a load failure, classed by type
@@ -239,21 +259,29 @@ class Loras:
     async def _make_place(self, record: Record, seat: Seat, lora: Lora, way: _Bringing) -> None:
         """Unload what is in the way: its old self from another source, and the least recently used one."""
         engine = takes_loras(record, seat)
-        while True:
-            check_there(record, seat)
-            if lora.seat is seat and not lora.uses:
-                await self._uninterrupted(way, self._moves.put_out(record, seat, lora, "it has another source now"))
-                continue
-            there = [other for other in record.loras.values() if other.seat is seat]
-            if lora.seat is not seat and len(there) < engine.max_loras:
-                return
-            idle = self._idle(record, seat)
-            if lora.seat is not seat and idle is not None:
-                await self._uninterrupted(way, self._moves.put_out(record, seat, idle, f"room for {lora.name}"))
-                continue
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            record.lora_waiters.append(waiter)
-            await waiter
+        leaving: Lora | None = None
+        try:
+            while True:
+                check_there(record, seat)
+                there = [other for other in record.loras.values() if other.seat is seat]
+                if lora.seat is seat:
+                    goes, why = (None if lora.uses else lora), "it has another source now"
+                elif len(there) < engine.max_loras:
+                    return
+                else:
+                    goes, why = self._idle(record, seat), f"room for {lora.name}"
+                if goes is not None:
+                    await self._uninterrupted(way, self._moves.put_out(record, seat, goes, why))
+                    continue
+                if lora.seat is not seat and leaving is None:
+                    leaving = there[0]
+                    leaving.gives_way = True  # or requests for it that follow on each other would keep it for ever
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                record.lora_waiters.append(waiter)
+                await waiter
+        finally:
+            if leaving is not None:
+                leaving.gives_way = False
 
     @staticmethod
     def _idle(record: Record, seat: Seat) -> Lora | None:
@@ -272,7 +300,7 @@ class Loras:
             try:
                 await self._moves.book(record, need, purpose, cause)
                 check_there(record, seat)
-                await self._uninterrupted(way, self._moves.load(record, seat, lora, need, purpose))
+                await self._uninterrupted(way, self._moves.load(record, seat, lora, source, need, purpose))
                 return
             except (OutOfMemory, ResourceExhausted) as error:
                 self._moves.unbook(record, purpose)
@@ -305,8 +333,10 @@ class Loras:
             DeadlineExceeded: requests still used it after ``wait_s`` seconds.
         """
         lora = self._find(record, name)
+        configured = lora.configured
         until = None if wait_s is None else self._life.roster.now() + wait_s
         source, lora.source = lora.source, None  # nobody may take it up meanwhile
+        self._removing.add(lora)
         try:
             while lora.uses or lora in self._bringing:
                 left = None if until is None else max(0.0, until - self._life.roster.now())
@@ -314,12 +344,19 @@ class Loras:
                     raise DeadlineExceeded(f"LoRA adapter {_full_name(record, lora)} is still in use")
             await self._remove_idle(record, lora)
         except BaseException:
-            lora.source = lora.source or source
+            self._removing.discard(lora)
+            if configured and not lora.configured:
+                self._forget(record, lora)  # the configuration lost it meanwhile
+            else:
+                lora.source = lora.source or source
             raise
+        self._removing.discard(lora)
+        if self._loaded(record, lora):
+            lora.loaded_from = None  # parked: whoever names it again gets it from its files
         if lora.configured:
             lora.source = record.spec.lora.get(name, source)
         elif lora.source is None and not self._loaded(record, lora):
-            record.loras.pop(name, None)
+            strike_out(record, lora)
 
     @staticmethod
     def _loaded(record: Record, lora: Lora) -> bool:
@@ -350,10 +387,10 @@ class Loras:
     def _forget(self, record: Record, lora: Lora) -> None:
         """Nobody may name it any more: out with it as soon as nobody uses it."""
         lora.source = None
-        if lora.uses or lora in self._bringing:
-            return
+        if lora.uses or lora in self._bringing or lora in self._removing:
+            return  # whatever that is sees to it when it ends
         if not self._loaded(record, lora):
-            record.loras.pop(lora.name, None)
+            strike_out(record, lora)
             return
         task = asyncio.get_running_loop().create_task(self._remove_idle(record, lora))
         task.add_done_callback(consume)

@@ -254,12 +254,15 @@ class Lora:
     seat: Seat | None = None
     """The engine that has it."""
     loaded_from: str | None = None
+    """``None``: it was unloaded while its engine was parked, and goes before it is loaded again."""
     purpose: str | None = None
     """Of the claim for its bytes, until a park makes them part of what the engine's wake books."""
     booked: dict[str, int] = field(factory=dict)
     nbytes: int = 0
     uses: int = 0
     """Requests that use it now."""
+    gives_way: bool = False
+    """Another one waits for its place: new requests for it queue up behind that one."""
     failure: LoadFailure | None = None
     attempts: int = 0
     load_s: float | None = None
@@ -339,7 +342,7 @@ class Record:
         )
 
     def _has(self, lora: Lora) -> bool:
-        return self.seat is not None and lora.seat is self.seat
+        return self.seat is not None and lora.seat is self.seat and lora.loaded_from is not None
 
     def fail_tickets(self, error: SieError) -> None:
         tickets, self.tickets = self.tickets, {}

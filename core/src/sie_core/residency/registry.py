@@ -293,7 +293,8 @@ class Registry:
         record, limit = self._find(lease.model.name), self._roster.settings.load_wait_s
         if record.seat is None or record.seat.engine is not lease.engine:
             raise EngineDied(f"the engine of model {record.name!r} is gone")
-        return await self._lifecycle.loras.hold(record, record.seat, name, limit if wait_s is None else wait_s)
+        limit = limit if wait_s is None else min(limit, wait_s)
+        return await self._lifecycle.loras.hold(record, record.seat, name, limit)
 
     async def load_lora(self, model: str, name: str, source: str | None, *, wait_s: float | None = None) -> None:
         """Let requests name a LoRA adapter, and load it now, with its model if need be. Raises as ``hold_lora``.
