@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -333,6 +334,14 @@ def pickled(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
 
 
+def piped(name: str) -> Callable[[Path], None]:
+    def replace(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
+
+
 LAYER = "base_model.model.encoder.layer.0.attention.self."
 FILES_TELL: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("gone", shutil.rmtree, ModelSourceNotFound, "there is no folder"),
@@ -350,12 +359,19 @@ FILES_TELL: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("empty", weights(lambda tensors: {}), ModelSourceInvalid, "holds no weights"),
     ("base weights", renamed("lora_A.", "base_layer."), ModelSourceInvalid, "no LoRA layer's"),
     ("pickled", pickled, UnsafeSource, "allow_pickle: true"),
+    ("whole numbers", weights(lambda tensors: {name: tensor.to(torch.int8) for name, tensor in tensors.items()}),
+     ModelSourceInvalid, "type I8; LoRA weights are floating-point"),
+    ("a pipe for a config", piped(CONFIG), ModelSourceInvalid, "no adapter_config.json"),
+    ("a pipe for weights", piped(WEIGHTS), ModelSourceInvalid, "no adapter_model.safetensors"),
 ]  # fmt: skip
 LOADING_TELLS: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("other layers", config(target_modules=["q_proj"]), ModelSourceInvalid, "does not fit the model.*q_proj"),
     ("fewer layers", config(target_modules=["query"]), ModelSourceInvalid, "no place for .*value.lora_"),
     ("more layers", config(target_modules=["query", "value", "key"]), ModelSourceInvalid, "it lacks .*key.lora_"),
-    ("another rank", config(r=5), ModelSourceInvalid, "does not fit the model.*size mismatch"),
+    ("another rank", config(r=3), ModelSourceInvalid, "does not fit the model.*size mismatch"),
+    ("a giant's rank", config(r=10**12), ModelSourceInvalid, "says r: 1000000000000, and the weights are of rank 4"),
+    ("a giant in a pattern", config(rank_pattern={"query": 10**12}), ModelSourceInvalid, "size mismatch"),
+    ("no finite answer", config(lora_alpha=float("inf")), ModelSourceInvalid, "not finite"),
     ("a wrong rank", config(r="many"), ModelSourceInvalid, "does not fit the model"),
     ("no layer for it", config(target_modules=["LayerNorm"]), ModelSourceInvalid, "does not fit the model.*LayerNorm"),
     ("a task's model", renamed("model.encoder", "model.bert.encoder"), ModelSourceInvalid, "no place for bert.encoder"),

@@ -30,7 +30,7 @@ from sie_core import (
 )
 
 from sie_adapters_torch._backbone import Backbone, Packed
-from sie_adapters_torch._lora_files import LoraFiles, lora_files, only_lora
+from sie_adapters_torch._lora_files import LoraFiles, bounded_ranks, lora_files, only_lora
 from sie_adapters_torch._options import DenseOptions
 from sie_adapters_torch._torch import free_all, out_of_memory, place_in_buffer, realised_bytes, torch_device
 from sie_adapters_torch._weights import unused
@@ -168,7 +168,8 @@ class Loras:
             adapter.buffer = place_in_buffer(adapter.tensors, lambda nbytes: ctx.device_buffer(account, nbytes))
         backbone = self._base.backbone(adapter.twin)
         with out_of_memory(account), _blamed_on(files):
-            self._try_out(backbone)
+            if not self._try_out(backbone):
+                raise ModelSourceInvalid(f"{files.folder}: with the LoRA adapter the model's output is not finite")
         _check_wanted(ctx)
         adapter.backbone = backbone
 
@@ -181,10 +182,10 @@ class Loras:
         return [tensor for tensor in _tensors_of(twin) if id(tensor) not in base]
 
     @torch.inference_mode()
-    def _try_out(self, backbone: Backbone) -> None:
-        """An adapter that can't run is found now, not by the first request."""
+    def _try_out(self, backbone: Backbone) -> bool:
+        """An adapter that can't run is found now, not by the first request. Whether all that came was finite."""
         ids = torch.arange(4, device=self._device)
-        backbone.hidden(Packed(ids, (len(ids),)))
+        return bool(torch.isfinite(backbone.hidden(Packed(ids, (len(ids),)))).all())
 
 
 def _check_wanted(ctx: TransitionContext) -> None:
@@ -225,15 +226,21 @@ def _blamed_on(files: LoraFiles) -> Iterator[None]:
         ) from error
 
 
+def _rank_of(weights: dict[str, torch.Tensor]) -> int:
+    """The largest rank among them: that of ``lora_A`` (``lora_embedding_A``) is its first dimension."""
+    return max((len(tensor) for name, tensor in weights.items() if "_A" in name and tensor.numel()), default=0)
+
+
 def _inject(twin: torch.nn.Module, files: LoraFiles, is_loaded: Callable[[str], bool]) -> None:
     """Put the adapter's layers into the twin. Raises ModelSourceInvalid, MissingDependency."""
     with _blamed_on(files):
         peft: Any = import_module("peft")
         known = {entry for entry in peft.LoraConfig.__dataclass_fields__ if entry not in _TRAINING}
         settings = {key: value for key, value in files.config.items() if key in known}
-        config = peft.LoraConfig(**settings | {"inference_mode": True, "init_lora_weights": False})
         weights = peft.utils.load_peft_weights(str(files.folder), device="cpu")
         only_lora(files.folder, list(weights))
+        settings |= bounded_ranks(files.folder, settings, _rank_of(weights))
+        config = peft.LoraConfig(**settings | {"inference_mode": True, "init_lora_weights": False})
         # Layers are made on the model's device in its precision. Making them on the meta device instead would change
         # torch for all threads of the process while it lasts.
         peft.inject_adapter_in_model(config, twin, adapter_name=_NAME)

@@ -17,7 +17,7 @@ from sie_adapters_torch._checkpoint import TensorEntry, read_header, tensor_byte
 from sie_adapters_torch._files import read_object
 from sie_adapters_torch._source import LORA_CONFIG, LORA_PICKLE, LORA_WEIGHTS, find_lora
 
-__all__ = ["LoraFiles", "lora_files", "only_lora"]
+__all__ = ["LoraFiles", "bounded_ranks", "lora_files", "only_lora"]
 
 # Settings that are about LoRA layers, about training, or about where the adapter comes from. ``bias`` and
 # ``init_lora_weights`` are looked at below. All others, those of later releases of PEFT too, are refused when set.
@@ -59,10 +59,12 @@ def lora_files(text: str, *, allow_pickle: bool = False) -> LoraFiles:
     except ValueError as error:
         raise ModelSourceNotFound(str(error)) from error
     folder = find_lora(source, allow_pickle=allow_pickle)
-    config = read_object(folder / LORA_CONFIG)
+    file = folder / LORA_CONFIG
+    # What is no file (a pipe, a device) might never end.
+    config = read_object(file) if file.is_file() else None
     if config is None:
         raise ModelSourceInvalid(f"{folder} holds no {LORA_CONFIG}: it is no adapter of PEFT")
-    _check(folder / LORA_CONFIG, config)
+    _check(file, config)
     return LoraFiles(folder, config, _entries(folder, source, allow_pickle))
 
 
@@ -88,13 +90,17 @@ def _check(file: Path, config: Mapping[str, Any]) -> None:
 
 def _entries(folder: Path, source: Source, allow_pickle: bool) -> tuple[TensorEntry, ...] | None:
     weights, pickle = folder / LORA_WEIGHTS, folder / LORA_PICKLE
-    if weights.exists():
+    if weights.is_file():
         entries = tuple(read_header(weights))
         only_lora(weights, [entry.name for entry in entries])
+        if whole := [entry for entry in entries if "F" not in entry.dtype]:
+            raise ModelSourceInvalid(
+                f"{weights}: {whole[0].name} is of type {whole[0].dtype}; LoRA weights are floating-point numbers"
+            )
         return entries
-    if pickle.exists() and allow_pickle:
+    if pickle.is_file() and allow_pickle:
         return None
-    if pickle.exists() or source.kind == "hf":  # a pickle on the hub was not even fetched
+    if pickle.is_file() or source.kind == "hf":  # a pickle on the hub was not even fetched
         raise UnsafeSource(
             f"{source} has no {LORA_WEIGHTS}; pickled weights ({LORA_PICKLE}) can run code when read, and are read "
             "only with allow_pickle: true"
@@ -108,3 +114,25 @@ def only_lora(file: Path, names: list[str]) -> None:
         raise ModelSourceInvalid(f"{file} holds no weights")
     if own := [name for name in names if ".lora_" not in name]:
         raise ModelSourceInvalid(f"{file} holds weights that are no LoRA layer's, first {own[0]}")
+
+
+def bounded_ranks(folder: Path, settings: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """The ranks among ``settings``, for weights of rank ``most`` at most.
+
+    Layers are made as large as the settings say, before anybody compares them with the weights: a wrong number must not
+    take memory that nobody booked. With a ``rank_pattern`` a larger one may be about layers that the model does not
+    have; it becomes one that still fits no weights.
+
+    Raises ModelSourceInvalid.
+    """
+    rank, pattern = settings.get("r"), settings.get("rank_pattern")
+    if isinstance(rank, int) and rank > most and not pattern:
+        raise ModelSourceInvalid(f"{folder / LORA_CONFIG} says r: {rank}, and the weights are of rank {most}")
+
+    def bounded(value: Any) -> Any:
+        return min(value, most + 1) if isinstance(value, int) else value
+
+    found = {"r": bounded(rank)} if rank is not None else {}
+    if isinstance(pattern, dict):
+        found["rank_pattern"] = {key: bounded(value) for key, value in pattern.items()}
+    return found
