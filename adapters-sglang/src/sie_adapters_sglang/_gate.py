@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sie_core import EngineDied, ModelLoading
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "Place"]
+
+
+class Place:
+    """What a request holds while it runs. ``keep``: hand it on; the function that it gives ends it."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+        self.kept = False
+
+    def keep(self) -> Callable[[], None]:
+        self.kept = True
+        return self._leave
 
 
 class Gate:
@@ -21,7 +33,7 @@ class Gate:
         self._dead: str | None = None
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
+    def enter(self) -> Iterator[Place]:
         """Hold a place.
 
         Raises:
@@ -34,12 +46,17 @@ class Gate:
             if not self._open:
                 raise ModelLoading("the engine is being parked or woken")
             self._running += 1
+        place = Place(self._leave)
         try:
-            yield
+            yield place
         finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
+            if not place.kept:
+                self._leave()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
 
     @property
     def running(self) -> int:

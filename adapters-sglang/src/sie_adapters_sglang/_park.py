@@ -11,24 +11,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from attrs import frozen
 from sie_core import TransitionCancelled, TransitionContext, TransitionError
 
 from sie_adapters_sglang._control import Control
 from sie_adapters_sglang._gate import Gate
 
-__all__ = ["Parking"]
+__all__ = ["Pace", "Parking"]
 
-_DRAIN_S = 10.0
-_FLUSH_S = 10.0
-_ABORT_S = 30.0
-_MOVE_S = 120.0
+_AGAIN_S = 0.5
+
+
+@frozen
+class Pace:
+    """How long each step may take, in seconds."""
+
+    drain_s: float = 10.0
+    flush_s: float = 10.0
+    abort_s: float = 30.0
+    move_s: float = 120.0
 
 
 class Parking:
     """The state of one engine between its parks. ``parked``: ``None`` after a failure, when nobody knows."""
 
-    def __init__(self, control: Control, gate: Gate, alive: Callable[[], bool]) -> None:
-        self._control, self._gate, self._alive = control, gate, alive
+    def __init__(self, control: Control, gate: Gate, alive: Callable[[], bool], pace: Pace | None = None) -> None:
+        self.control, self._gate, self._alive = control, gate, alive
+        self.pace = pace or Pace()
         self.parked: bool | None = False
 
     def park(self, ctx: TransitionContext) -> None:
@@ -45,7 +54,7 @@ class Parking:
             raise
         self.parked = None
         self._must_live()
-        self._control.release(self._within(ctx, _MOVE_S))
+        self.control.release(self._within(ctx, self.pace.move_s))
         self._must_live()
         self.parked = True
 
@@ -55,24 +64,36 @@ class Parking:
             raise TransitionError("the engine is not parked, or in a state that is not known")
         self._must_live()
         self.parked = None
-        self._control.resume(self._within(ctx, _MOVE_S))
+        self.control.resume(self._within(ctx, self.pace.move_s))
         self._must_live()
         self.parked = False
         self._gate.open()
 
     def _quieten(self, ctx: TransitionContext) -> None:
-        """Until nothing runs, by the engine's own word."""
-        self._gate.wait_idle(self._within(ctx, _DRAIN_S))
-        if not self._control.flush(self._within(ctx, _FLUSH_S)):
-            self._control.abort_all()
-            self._gate.wait_idle(self._within(ctx, _ABORT_S))
-            if not self._control.flush(self._within(ctx, _FLUSH_S)):
+        """Until nothing runs, by the engine's own word.
+
+        That word counts only once every request of ours has ended: one that is still on its way there is not seen.
+        """
+        idle = self._gate.wait_idle(self._within(ctx, self.pace.drain_s))
+        flushed = self.control.flush(self._within(ctx, self.pace.flush_s))
+        if not (idle and flushed):
+            self._abort(ctx)
+            if not self.control.flush(self._within(ctx, self.pace.flush_s)):
                 raise TransitionError("the engine does not come to rest: it can't be parked")
-        if self._gate.running:
-            raise TransitionError(f"{self._gate.running} request(s) don't end: the engine can't be parked")
-        busy = self._control.busy()
+        busy = self.control.busy()
         if busy:
             raise TransitionError(f"the engine still runs {busy} request(s) that are not ours")
+
+    def _abort(self, ctx: TransitionContext) -> None:
+        """Again and again: a request that was on its way when all were aborted was not among them."""
+        until = time.monotonic() + self.pace.abort_s
+        while True:
+            self.control.abort_all()
+            left = until - time.monotonic()
+            if self._gate.wait_idle(self._within(ctx, min(_AGAIN_S, left))):
+                return
+            if left <= 0:
+                raise TransitionError(f"{self._gate.running} request(s) don't come to rest: it can't be parked")
 
     def _must_live(self) -> None:
         if not self._alive():

@@ -16,6 +16,8 @@ __all__ = ["checked_answer", "error_of", "pieces", "raise_for"]
 
 _ERROR = b'"error"'
 _ABORT = b'"abort"'
+_ABORT_TEXT = "'NoneType' object has no attribute 'name'"
+"""What 0.5.10 makes of an aborted stream, as if the request had been bad."""
 
 
 async def events(source: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
@@ -38,23 +40,28 @@ async def pieces(source: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         InvalidInput, InferenceError: the engine says so in the stream, or aborted the request.
         EOFError: the stream ended without its end.
     """
+    first = True
     async for event in events(source):
         if event == b"[DONE]":
             return
         # Text can't match: its quotes are escaped.
         if _ERROR in event or _ABORT in event:
-            _look_into(event)
+            _look_into(event, first)
+        first = False
         yield event
     raise EOFError("the engine's stream broke off")
 
 
-def _look_into(event: bytes) -> None:
+def _look_into(event: bytes, first: bool) -> None:
     piece = json.loads(event)
     error = piece.get("error")
     if error:
-        message = error.get("message") if isinstance(error, dict) else error
+        message = str(error.get("message") if isinstance(error, dict) else error)
         code = error.get("code") if isinstance(error, dict) else None
-        raise error_of(code if isinstance(code, int) else 500, str(message))
+        if not first or message == _ABORT_TEXT or not isinstance(code, int):
+            # Once it has begun to answer, the request can't have been at fault.
+            raise InferenceError(f"the engine ended the request: {message}")
+        raise error_of(code, message)
     _refuse_aborted(piece)
 
 

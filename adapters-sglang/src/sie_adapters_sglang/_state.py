@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TOKEN = "SIE_ENGINE_TOKEN"
 """The variable that marks a process as an engine's."""
 _ORPHAN_S = 2.0
+_GIVE_UP_S = 30.0
 _lock = threading.Lock()
 
 
@@ -62,7 +63,10 @@ class _Owner:
 
     def alive(self) -> bool:
         try:
-            began: float = psutil.Process(self.pid).create_time()
+            process = psutil.Process(self.pid)
+            began: float = process.create_time()
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
         except psutil.Error:
             return False
         return abs(began - self.started) < 0.05
@@ -139,9 +143,11 @@ def _processes_of(token: object, leader: object) -> list[int]:
     """
     marked: set[int] = set()
     sessions: dict[int, int] = {}
-    for process in psutil.process_iter(["uids", "environ"]):
+    for process in psutil.process_iter(["uids", "environ", "status"]):
         with contextlib.suppress(OSError, psutil.Error):
             if process.info["uids"] is None or process.info["uids"].real != os.getuid():
+                continue
+            if process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
             sessions[process.pid] = os.getsid(process.pid)
             if (process.info["environ"] or {}).get(TOKEN) == token:
@@ -152,13 +158,15 @@ def _processes_of(token: object, leader: object) -> list[int]:
 
 
 def _end(token: object, leader: object) -> None:
-    number, until = signal.SIGTERM, time.monotonic() + _ORPHAN_S
+    number, until = signal.SIGTERM, time.monotonic() + _GIVE_UP_S
     while pids := _processes_of(token, leader):
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
-        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=_ORPHAN_S)
+        soon = time.monotonic() + _ORPHAN_S
+        while time.monotonic() < soon and _processes_of(token, leader):
+            time.sleep(0.05)
         number = signal.SIGKILL
-        if time.monotonic() > until + 5 * _ORPHAN_S:
+        if time.monotonic() > until:
             log.error("processes %s of an engine that was left behind don't end", pids)
             return

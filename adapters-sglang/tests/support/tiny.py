@@ -38,5 +38,26 @@ def save_gpt2(folder: Path) -> None:
     model.save_pretrained(str(folder))
 
 
+def save_qwen2(folder: Path) -> None:
+    """Of the architectures that SGLang turns into embedding models, the one that runs on a CPU."""
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = save_tokenizer(folder)
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+    )
+    transformers.Qwen2ForCausalLM(config).save_pretrained(str(folder))
+
+
 if __name__ == "__main__":
-    save_gpt2(Path(sys.argv[1]))
+    {"gpt2": save_gpt2, "qwen2": save_qwen2}[sys.argv[1]](Path(sys.argv[2]))

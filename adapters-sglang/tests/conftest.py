@@ -1,0 +1,196 @@
+"""Engines for tests: a stand-in that starts at once, and the real SGLang where an interpreter with it is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from attrs import define, field
+from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter
+from sie_core import DeviceGrant, DeviceView, Grant, ModelSpec, Source, TransitionContext
+
+SUPPORT = Path(__file__).parent / "support"
+GIB = 1 << 30
+KINDS = {"sglang-generation": GenerationAdapter, "sglang-embedding": EmbeddingAdapter}
+
+
+@define
+class Events:
+    """Hears what an engine tells the core."""
+
+    deaths: list[str] = field(factory=list)
+
+    def died(self, reason: str) -> None:
+        self.deaths.append(reason)
+
+    def request_growth(self, account: str, nbytes: int) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """State and measured figures of a test's own."""
+    from sie_adapters_sglang import _plan
+
+    monkeypatch.setenv("SIE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("SIE_CACHE_DIR", str(tmp_path / "cache"))
+    _plan.cost_cache.cache_clear()
+    return tmp_path
+
+
+def save_model(folder: Path) -> Path:
+    """A model folder: as much as admission reads of one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [8, 8], "data_offsets": [0, 256]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(256))
+    return folder
+
+
+class Home:
+    """Makes models on the stand-in, as if that were an installed SGLang."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model_folder = save_model(folder / "model")
+
+    def site(self, version: str = "0.5.20", saver: str | None = None) -> Path:
+        """A folder to import from that holds SGLang in this version."""
+        site = self.folder / f"site-{version}-{saver}"
+        names = {"sglang": version} | ({"torch_memory_saver": saver} if saver else {})
+        for name, each in names.items():
+            info = site / f"{name}-{each}.dist-info"
+            info.mkdir(parents=True, exist_ok=True)
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {each}\n")
+        return site
+
+    def model(
+        self,
+        adapter: str = "sglang-generation",
+        *,
+        version: str = "0.5.20",
+        saver: str | None = None,
+        how: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> ModelSpec:
+        path = os.pathsep.join([str(SUPPORT / "standin"), str(self.site(version, saver))])
+        env = {"PYTHONPATH": path, "STANDIN": json.dumps(how or {}), **options.pop("env", {})}
+        settings = {"python": sys.executable, "stop_timeout_s": 2.0} | options
+        kind = KINDS[adapter].options
+        return ModelSpec("tiny", adapter, Source("path", str(self.model_folder)), options=kind(env=env, **settings))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def context(account: str = "cpu", **more: Any) -> TransitionContext:
+    grant = DeviceGrant(static_bytes=8 * GIB, free_bytes=64 * GIB)
+    return TransitionContext(grant=Grant({account: grant}), **more)
+
+
+def view(account: str = "cpu", total: int = 64 * GIB) -> DeviceView:
+    return DeviceView(account, account.partition(":")[0], total=total, free=total, available=total)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Load a model; its engine is closed when the test ends."""
+    engines: list[Any] = []
+
+    def load(model: ModelSpec, *, events: Events | None = None, ctx: TransitionContext | None = None) -> Any:
+        engine = KINDS[model.adapter]().load(model, ctx or context(), events or Events())
+        engines.append(engine)
+        return engine
+
+    yield load
+    for engine in engines:
+        await asyncio.to_thread(engine.close, context())
+
+
+def told(engine: Any) -> dict[str, Any]:
+    """What has happened in a stand-in."""
+    answer = httpx.get(f"{engine.url}/standin", trust_env=False)
+    return dict(answer.json())
+
+
+@pytest.fixture(scope="session")
+def helpers() -> Any:
+    class Helpers:
+        Events = Events
+        context = staticmethod(context)
+        view = staticmethod(view)
+        told = staticmethod(told)
+        support = SUPPORT
+        save_model = staticmethod(save_model)
+
+    return Helpers
+
+
+# --- the real one ----------------------------------------------------------------------------------
+
+
+@define
+class Real:
+    """The SGLang that an interpreter has, on the CPU."""
+
+    python: str
+    version: str
+    folder: Path
+
+    @property
+    def old(self) -> bool:
+        return self.version.startswith("0.5.10")
+
+    def model(self, adapter: str = "sglang-generation", **options: Any) -> ModelSpec:
+        embeds = adapter == "sglang-embedding"
+        shims = [SUPPORT / "shims" / "all"]
+        if self.old or embeds:
+            shims.append(SUPPORT / "shims" / ("v0510" if self.old else "v0520"))
+        env = {"PYTHONPATH": os.pathsep.join(map(str, shims)), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        settings: dict[str, Any] = {
+            "python": self.python,
+            "env": env | ({"SGLANG_USE_CPU_ENGINE": "1"} if embeds else {}),
+            "attention_backend": "torch_native",
+            "load_format": "dummy",
+            "warmup": False,
+            "max_total_tokens": 4096,
+        }
+        if self.old:
+            settings["dtype"] = "float32"
+            settings |= {"extra_args": ("--grammar-backend", "none")} if embeds else {"grammar_backend": "none"}
+        kind = KINDS[adapter].options
+        source = Source("path", str(self.saved("qwen2" if embeds else "gpt2")))
+        return ModelSpec("real", adapter, source, options=kind(**settings | options))
+
+    def saved(self, kind: str) -> Path:
+        """A tiny model with random weights, made by the environment's own transformers."""
+        folder = self.folder / kind
+        if not folder.exists():
+            env = {**os.environ, "PYTHONPATH": str(SUPPORT / "shims" / "all")}
+            command = [self.python, str(SUPPORT / "tiny.py"), kind, str(folder)]
+            subprocess.run(command, check=True, env=env, capture_output=True)
+        return folder
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
+    python = os.environ.get("SIE_SGLANG_PYTHON")
+    if not python:
+        pytest.skip("SIE_SGLANG_PYTHON names no interpreter with SGLang")
+    ask = "import importlib.metadata as m; print(m.version('sglang'))"
+    version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    return Real(python, version, tmp_path_factory.mktemp("models"))
