@@ -434,3 +434,20 @@ def test_a_budget_of_exactly_one_model_parks_it() -> None:
         await close(small)
 
     play(scene)
+
+
+@seeds
+def test_whoever_asked_for_a_park_is_told_when_the_engine_hangs(seed: int) -> None:
+    async def scene() -> None:
+        settings = RegistrySettings(host_cache_bytes=1024 * MIB, offload_timeout_s=2.0)
+        built = house(fake("a", 40 * MIB), settings=settings)
+        await use(built, "a")
+        latch = FaultPoints.of("a").hold("offload")
+        with pytest.raises(ResourceExhausted, match="does not return"):
+            await asyncio.wait_for(built.registry.park("a"), 10.0)
+        assert built.state("a") is Residency.QUARANTINED
+        latch.release()
+        await built.until(lambda: built.state("a") is UNLOADED)
+        await close(built)
+
+    play(scene, seed=seed)

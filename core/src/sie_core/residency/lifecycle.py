@@ -211,6 +211,8 @@ class Lifecycle:
         if record.ctx is not None:
             record.ctx.cancelled.set()
         self.roster.set(record, _R.QUARANTINED, "a hook overran its deadline")
+        stuck = f"model {record.name!r} could not be parked: a call into its engine does not return"
+        self.answer_park(record, ResourceExhausted(stuck))  # nobody knows when the call returns, if it does
         self._start(record, self._await_stuck(record, worker))
 
     async def _await_stuck(self, record: Record, worker: EngineWorker) -> None:
