@@ -30,6 +30,7 @@ _ASK_S = 60.0
 _MODULE = "sglang.launch_server"
 _LAUNCH = f"import sys; sys.path.insert(0, {str(HERE)!r}); import standin; standin.start()\n"
 _ASK = "import importlib.metadata as m; print(m.version('sglang'))"
+_TINY = "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import tiny; tiny.save_gpt2(pathlib.Path(sys.argv[2]))"
 _WITNESS = f"""
 import os, runpy, sys
 if {_MODULE!r} in sys.orig_argv and os.fork() == 0:
@@ -154,8 +155,10 @@ def _real(folder: Path, python: Path, version: str) -> dict[str, Any]:
     old = version.startswith("0.5.10")
     shims = [SUPPORT / "shims" / "all", *([SUPPORT / "shims" / "v0510"] if old else [])]
     path = os.pathsep.join(map(str, shims))
-    made = [str(python), str(SUPPORT / "tiny.py"), str(folder / "model")]
-    subprocess.run(made, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True)
+    made = [str(python), "-c", _TINY, str(SUPPORT), str(folder / "model")]
+    done = subprocess.run(made, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{python} could not make a model: {done.stderr.strip()[-500:]}")
     # Python runs the first sitecustomize.py that it finds, and no other.
     shim = (SUPPORT / "shims" / "all" / "sitecustomize.py").read_text(encoding="utf-8")
     (folder / "site" / "sitecustomize.py").write_text(shim + _WITNESS, encoding="utf-8")

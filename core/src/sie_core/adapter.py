@@ -328,13 +328,16 @@ class StreamEngine(Engine):
         """
         raise NotImplementedError
 
-    def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes]:
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes | list[bytes]]:
         """The same piece by piece: each a JSON object of OpenAI's stream (``chat.completion.chunk`` or
         ``text_completion``) on one line, without the ``data:`` around it and without the ``[DONE]`` at the end.
 
         The core always asks for ``stream_options.include_usage``: a piece with the usage and no ``choices`` comes
         last, and a stream without one counts as broken off. Pieces that begin with the same bytes, ``id``, ``object``,
         ``created`` and ``model`` and then ``choices``, are passed on unread; others cost more.
+
+        Pieces that came together may be given together, in a list: they are then passed on with one write, which is
+        most of what a piece costs.
 
         The engine is read no faster than its pieces are taken; closing the generator aborts the request in the engine.
         Raises as ``generate``: before the first piece if it can, since a client then gets an error with a status.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from sie_core import InferenceError
+from sie_core import GenerateRequest, InferenceError
 from sie_core.config import TelemetryConfig
 from sie_core.telemetry import Telemetry
 from sie_testing import FaultPoints
@@ -179,6 +180,32 @@ async def test_the_native_stream_counts_its_pieces_and_ends_with_the_figures(ser
         assert pieces[-1]["finish_reason"] == "stop"
         assert pieces[-1]["usage"]["total_tokens"] == 6
         assert pieces[-1]["ttft_ms"] >= 0
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, GENERATE])
+async def test_pieces_that_came_together_are_events_of_their_own(served: Start, path: str) -> None:
+    async with served() as s:
+        await s.service.load("chat")
+        engine = s.engine("chat")
+        alone = engine.stream
+
+        async def stream(request: GenerateRequest) -> AsyncGenerator[list[bytes]]:
+            yield [piece async for piece in alone(request)]
+
+        body = {"model": "chat", "prompt": "a b c"} if path == COMPLETIONS else {"prompt": "a b c"}
+        expected = (await s.http.post(path, json=body)).json()
+        apart = events(await s.http.post(path, json={**body, "stream": True}))
+        engine.stream = stream  # type: ignore[method-assign, assignment]
+        together = events(await s.http.post(path, json={**body, "stream": True}))
+        changes = ("id", "request_id", "created", "ttft_ms")
+        assert [_without(changes, piece) for piece in together] == [_without(changes, piece) for piece in apart]
+        assert len(together) == 5  # three words, the reason, the end
+        whole = (await s.http.post(path, json=body)).json()
+        assert _without(changes, whole) == _without(changes, expected)
+
+
+def _without(names: tuple[str, ...], piece: Any) -> Any:
+    return piece if isinstance(piece, str) else {name: value for name, value in piece.items() if name not in names}
 
 
 async def test_explicit_sampling_wins_over_options_and_hints_do_no_harm(served: Start) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -182,6 +182,32 @@ def test_pieces_go_out_as_they_come_and_the_first_is_timed(play: Play) -> None:
             assert [at - began for at in reader.at[:3]] == pytest.approx([1.0, 2.0, 3.0])
             await site.service.generate("chat", asked())
             assert len(timed) == 1
+
+    play(scene())
+
+
+def test_pieces_that_came_together_go_out_together(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker()) as site:
+            await site.service.load("chat")
+            engine = site.engine()
+            alone = engine.stream
+
+            async def stream(request: GenerateRequest) -> AsyncGenerator[bytes | list[bytes]]:
+                pieces = [piece async for piece in alone(request)]
+                yield pieces[:2]
+                yield pieces[2]
+                yield pieces[3:-1]
+                yield pieces[-1:]  # the usage alone, which nobody asked for: nothing is left to send
+
+            engine.stream = stream  # type: ignore[method-assign, assignment]
+            reader = Reader()
+            result = await site.service.stream("chat", asked(), reader)
+            assert [len(lines.split(b"\n")) for lines in reader.got] == [2, 1, 1]
+            said = [json.loads(line) for lines in reader.got for line in lines.split(b"\n")]
+            assert "".join(choice["text"] for piece in said for choice in piece["choices"]) == "c b a"
+            assert {piece["id"] for piece in said} == {result.id}
+            assert result.usage["total_tokens"] == 6
 
     play(scene())
 

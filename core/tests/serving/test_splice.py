@@ -57,6 +57,20 @@ def test_pieces_of_all_kinds_in_any_order(drawn: list[tuple[dict[str, Any], str,
         assert json.loads(ready) == {**theirs, **mine}
 
 
+@given(st.lists(st.tuples(st.sampled_from(HEADS), st.text(), st.sampled_from(["text", "usage"])), max_size=6))
+def test_pieces_that_came_together_are_the_same_a_line_each(drawn: list[tuple[dict[str, Any], str, str]]) -> None:
+    signature = Signature("completion", "ours")
+    together, alone = (Splice(signature, keep_usage=False) for _ in range(2))
+    tails = {"usage": {"choices": [], "usage": {"total_tokens": 3}}}
+    pieces = [
+        json.dumps({**head, **tails.get(kind, {"choices": [{"index": 0, "text": text}]})}).encode()
+        for head, text, kind in drawn
+    ]
+    singly = [ready for piece in pieces if (ready := alone.take(piece)) is not None]
+    assert together.take_all(pieces) == (b"\n".join(singly) or None)
+    assert together.usage == alone.usage
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_usage_is_kept_and_shown_to_those_who_asked(keep: bool) -> None:
     splice = Splice(Signature("chat", "ours"), keep_usage=keep)

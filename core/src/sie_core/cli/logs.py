@@ -38,8 +38,9 @@ def set_up(level: str, file: Path | None) -> None:
         root.addHandler(handler)
     root.setLevel(level.upper())
     logging.captureWarnings(True)
-    # Uvicorn's own account of starting and stopping says nothing that ours does not.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Uvicorn's own account of starting and stopping says nothing that ours does not; httpx has a line a request.
+    for name in ("uvicorn", "httpx"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class _Lines(logging.Formatter):

@@ -12,6 +12,7 @@ from sie_core.http.exchange import Exchange
 __all__ = ["EventStream", "Taken"]
 
 _DONE: Final = b"data: [DONE]\n\n"
+_NEXT: Final = b"\n\ndata: "
 _HEAD: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -34,12 +35,13 @@ class EventStream:
         self.sending = False
         self.sent = 0
 
-    async def send(self, piece: bytes) -> None:
-        """Send one piece, which has no line breaks."""
+    async def send(self, pieces: bytes) -> None:
+        """Send what there is: a piece a line, each as an event of its own, all with one write."""
         if not self.started:
             await self._start()
         self.sending = True
-        await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % piece, "more_body": True})
+        body = b"data: %b\n\n" % pieces.replace(b"\n", _NEXT)
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
         self.sending = False
         self.sent += 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
@@ -74,6 +74,11 @@ class Splice:
         if theirs is not None and piece.startswith(theirs) and not piece.startswith(b"[]", self._width):
             return self._head + piece[self._width :]
         return self._read(piece)
+
+    def take_all(self, pieces: Sequence[bytes]) -> bytes | None:
+        """Pieces that came together, each as ``take`` has it, on a line of its own; ``None``: nothing is left."""
+        ready = [one for one in map(self.take, pieces) if one is not None]
+        return b"\n".join(ready) if ready else None
 
     def _read(self, piece: bytes) -> bytes | None:
         try:

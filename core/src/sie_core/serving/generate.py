@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Emit", "GenerateResult", "Generator"]
 
 Emit = Callable[[bytes], Awaitable[None]]
+"""Takes the pieces that are there, one or several: a line each."""
 
 
 @define(eq=False)
@@ -86,7 +87,7 @@ class Generator:
     async def stream(
         self, model: str, request: GenerateRequest, emit: Emit, deadline_s: float | None, *, whole: bool
     ) -> GenerateResult:
-        """The answer piece by piece, each handed to ``emit`` and waited for."""
+        """The answer piece by piece, as they come; ``emit`` is waited for."""
         with self._front.visit(model) as visit:
             course = _Course(visit.deadline(deadline_s))
             signature = Signature(request.kind, visit.lane.name)
@@ -100,7 +101,7 @@ class Generator:
                     while (piece := await _next(pieces)) is not None:
                         if course.first_s is None:
                             course.begin(perf_counter() - visit.began, bounded=whole)
-                        ready = splice.take(piece)
+                        ready = splice.take_all(piece) if isinstance(piece, list) else splice.take(piece)
                         if ready is not None:
                             await emit(ready)
                 if splice.usage is None:
@@ -165,15 +166,15 @@ class Generator:
         return result
 
 
-def _pieces(engine: StreamEngine, request: GenerateRequest) -> AsyncGenerator[bytes]:
+def _pieces(engine: StreamEngine, request: GenerateRequest) -> AsyncGenerator[bytes | list[bytes]]:
     try:
         return engine.stream(request)
     except Exception as error:
         raise translate(error, "the engine")  # noqa: B904 - it has its cause already
 
 
-async def _next(pieces: AsyncGenerator[bytes]) -> bytes | None:
-    """The next piece, or none. What the engine raises is told apart here from what becomes of a piece later."""
+async def _next(pieces: AsyncGenerator[bytes | list[bytes]]) -> bytes | list[bytes] | None:
+    """What comes next, or none. What the engine raises is told apart here from what becomes of a piece later."""
     try:
         return await anext(pieces)
     except StopAsyncIteration:

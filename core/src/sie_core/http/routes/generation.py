@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import orjson
@@ -102,10 +102,11 @@ class _Whole:
         self.texts: list[str] = []
         self.finish_reason: str | None = None
 
-    async def __call__(self, piece: bytes) -> None:
-        for choice in orjson.loads(piece)["choices"]:
-            self.texts.append(choice.get("text") or "")
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+    async def __call__(self, pieces: bytes) -> None:
+        for piece in pieces.split(b"\n"):
+            for choice in orjson.loads(piece)["choices"]:
+                self.texts.append(choice.get("text") or "")
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 
 class _NativePieces:
@@ -119,26 +120,30 @@ class _NativePieces:
         self._seq = 0
         self._last: str | None = None
 
-    async def __call__(self, piece: bytes) -> None:
-        value = orjson.loads(piece)
-        self._id = value["id"]
-        for choice in value["choices"]:
-            self._last = choice.get("finish_reason") or self._last
-            text = choice.get("text") or ""
-            if text:
-                logprobs = _logprobs(choice.get("logprobs"))
-                await self._send({"text_delta": text, "done": False, **({"logprobs": logprobs} if logprobs else {})})
+    async def __call__(self, pieces: bytes) -> None:
+        ready = [made for piece in pieces.split(b"\n") for made in self._made(orjson.loads(piece))]
+        if ready:
+            await self._emit(b"\n".join(ready))
 
     async def finish(self, result: GenerateResult) -> None:
         """Send the piece that ends the answer."""
         self._id = result.id
         last = {"finish_reason": self._last, "usage": dict(result.usage), "ttft_ms": _ttft_ms(result)}
-        await self._send({"text_delta": "", "done": True, **last})
+        await self._emit(self._numbered({"text_delta": "", "done": True, **last}))
 
-    async def _send(self, said: Mapping[str, Any]) -> None:
-        piece = orjson.dumps({"request_id": self._id, "seq": self._seq, **said})
+    def _made(self, piece: Mapping[str, Any]) -> Iterator[bytes]:
+        self._id = piece["id"]
+        for choice in piece["choices"]:
+            self._last = choice.get("finish_reason") or self._last
+            text = choice.get("text") or ""
+            if text:
+                logprobs = _logprobs(choice.get("logprobs"))
+                shown = {"logprobs": logprobs} if logprobs else {}
+                yield self._numbered({"text_delta": text, "done": False, **shown})
+
+    def _numbered(self, said: Mapping[str, Any]) -> bytes:
         self._seq += 1
-        await self._emit(piece)
+        return orjson.dumps({"request_id": self._id, "seq": self._seq - 1, **said})
 
 
 def _logprobs(given: Any) -> list[dict[str, Any]]:
