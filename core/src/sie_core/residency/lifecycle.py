@@ -258,6 +258,7 @@ class Lifecycle:
         worker.close()
         record.seat = record.worker = record.ctx = record.task = None
         record.retained = {}
+        self.loras.engine_gone(record)
         after = _R.FAILED if record.failure is not None else _R.UNLOADED
         roster.set(record, after, reason)
         self.admission.gone(record)

@@ -7,13 +7,14 @@ books, as it does with every growth.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from sie_core.adapter import AdmissionReserve, DeviceNeed, LoraEngine
 from sie_core.errors import EngineDied, HookTimeout, OutOfMemory, TransitionCancelled, Unsupported
-from sie_core.residency.record import Lora, Record, Seat
+from sie_core.residency.record import Lora, Record, Seat, run_permit
 from sie_core.residency.roster import log
 from sie_core.types import Residency
 
@@ -44,7 +45,11 @@ class LoraMoves:
             record, AdmissionReserve(ranks), purpose=purpose, at_least=at_least, cause=cause
         )
 
-    def unbook(self, record: Record, purpose: str) -> None:
+    def unbook(self, record: Record, seat: Seat, purpose: str) -> None:
+        """Take a booking back. Where the engine is going a call may still run in it, and what that takes stays booked:
+        all of its claims go with the engine."""
+        if not is_there(record, seat):
+            return
         self._life.roster.ledger.release(record.name, purpose=purpose)
         self._life.admission.request_pump()
 
@@ -54,7 +59,9 @@ class LoraMoves:
         timeout = roster.settings.load_timeout_s
         engine, ctx = takes_loras(record, seat), life.context(record, timeout)
         before = await self._report(record, seat)
-        with roster.moving_bytes(record.devices):
+        # With a run permit, since the engine tries it out, beside which no other model of its pool may run.
+        async with run_permit(seat.permits), AsyncExitStack() as moving:
+            moving.enter_context(roster.moving_bytes(record.devices))
             load = engine.lora_load
             await self._call(record, seat, load, lora.name, source, ctx, hook="lora_load", timeout=timeout)
             after = await self._report(record, seat)
@@ -66,7 +73,7 @@ class LoraMoves:
         roster.sample(record.devices)
         record.resident_bytes.update(after)
         lora.seat, lora.loaded_from, lora.purpose = seat, source, purpose
-        lora.booked = dict.fromkeys(record.devices, need.min_bytes + need.context_bytes + need.headroom_bytes)
+        lora.booked = roster.growths(record.name, purpose)
         lora.nbytes = sum(grown.get(account, need.min_bytes) for account in record.devices)
         record.loras[lora.name] = record.loras.pop(lora.name, lora)
         roster.decide(record.name, "LoRA load", lora.name, promised=lora.nbytes)

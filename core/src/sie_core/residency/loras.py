@@ -100,6 +100,8 @@ class Loras:
             Unsupported: it has no source, or is there already with another one.
         """
         lora = record.loras.get(name)
+        if source is not None and lora is not None and self._is_only_a_name(record, lora):
+            lora.source = None  # given by hand and never loaded: corrected by hand
         known = lora.source if lora is not None else None
         if source is None and known is None:
             self._find(record, name)  # raises: there is none, or it is on its way out
@@ -112,6 +114,10 @@ class Loras:
         if lora is None:
             lora = record.loras[name] = Lora(name)
         lora.source, lora.failure, lora.attempts = source or known, None, 0
+
+    def _is_only_a_name(self, record: Record, lora: Lora) -> bool:
+        busy = lora.uses or lora in self._bringing or lora in self._removing
+        return not (busy or lora.configured or self._loaded(record, lora))
 
     def _find(self, record: Record, name: str) -> Lora:
         lora = record.loras.get(name)
@@ -171,7 +177,7 @@ class Loras:
         """Wait for its load. Whether the caller has it in use then; else it has to look again."""
         roster = self._life.roster
         way = self._bringing.get(lora)
-        if way is None:
+        if way is None or way.task.done():
             way = self._bringing[lora] = _Bringing(roster.now())
             task = way.task = asyncio.get_running_loop().create_task(self._bring(record, seat, lora, way))
             task.add_done_callback(lambda task: self._ended(record, lora, task))
@@ -212,12 +218,24 @@ class Loras:
         lora.uses -= 1
         if lora.uses:
             return
-        for waiter in record.lora_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        record.lora_waiters.clear()
+        self._tell_waiters(record)
         if lora.source is None:
             self._forget(record, lora)
+
+    @staticmethod
+    def _tell_waiters(record: Record) -> None:
+        waiters, record.lora_waiters = record.lora_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def engine_gone(self, record: Record) -> None:
+        """The engine was destroyed, and what it had loaded with it: nothing of it is kept alive by its adapters."""
+        for lora in list(record.loras.values()):
+            lora.seat = lora.loaded_from = lora.purpose = None
+            if lora.source is None:
+                self._forget(record, lora)
+        self._tell_waiters(record)
 
     def sweep(self, record: Record) -> None:
         """After a wake: what was forgotten while the engine was parked goes now."""
@@ -243,8 +261,11 @@ class Loras:
             except ResourceExhausted:
                 raise  # no fault of the adapter's
             except Exception as error:  # whatever an adapter raises is a load failure, classed by type
-                if isinstance(error, TransitionCancelled | EngineDied) or not is_there(record, seat):
+                if isinstance(error, EngineDied) or not is_there(record, seat):
                     message = f"model {record.name!r} went while its LoRA adapter {lora.name!r} was loaded"
+                    raise LoraLoading(message) from error
+                if isinstance(error, TransitionCancelled):
+                    message = f"loading of LoRA adapter {_full_name(record, lora)} was called off: {error.message}"
                     raise LoraLoading(message) from error
                 lora.attempts += 1
                 lora.failure = failure = classify(error, attempts=lora.attempts, now=roster.now())
@@ -263,6 +284,7 @@ class Loras:
         try:
             while True:
                 check_there(record, seat)
+                _check_wanted(way)
                 there = [other for other in record.loras.values() if other.seat is seat]
                 if lora.seat is seat:
                     goes, why = (None if lora.uses else lora), "it has another source now"
@@ -291,19 +313,22 @@ class Loras:
     async def _admit_and_load(self, record: Record, seat: Seat, lora: Lora, way: _Bringing) -> None:
         source = lora.source
         if source is None:
-            raise TransitionCancelled("the adapter was unloaded")
+            raise TransitionCancelled("it was unloaded")
         need = await self._uninterrupted(way, self._moves.reserve(record, seat, lora.name, source))
         cause: OutOfMemory | None = None
         while True:
             check_there(record, seat)
+            _check_wanted(way)
             purpose = self._life.next_growth()
             try:
                 await self._moves.book(record, need, purpose, cause)
                 check_there(record, seat)
+                if lora.source != source:
+                    raise TransitionCancelled("it was unloaded, or comes from elsewhere now")
                 await self._uninterrupted(way, self._moves.load(record, seat, lora, source, need, purpose))
                 return
             except (OutOfMemory, ResourceExhausted) as error:
-                self._moves.unbook(record, purpose)
+                self._moves.unbook(record, seat, purpose)
                 idle = self._idle(record, seat)
                 if idle is not None:
                     await self._uninterrupted(way, self._moves.put_out(record, seat, idle, error.message))
@@ -312,7 +337,7 @@ class Loras:
                 else:
                     raise
             except BaseException:
-                self._moves.unbook(record, purpose)
+                self._moves.unbook(record, seat, purpose)
                 raise
 
     async def _uninterrupted(self, way: _Bringing, step: Awaitable[T]) -> T:
@@ -342,7 +367,12 @@ class Loras:
                 left = None if until is None else max(0.0, until - self._life.roster.now())
                 if not await self._something_ended(record, lora, left):
                     raise DeadlineExceeded(f"LoRA adapter {_full_name(record, lora)} is still in use")
-            await self._remove_idle(record, lora)
+            unloading = self._removing_idle(record, lora)
+            left = None if until is None else max(0.0, until - self._life.roster.now())
+            done, _ = await asyncio.wait({unloading}, timeout=left)
+            if not done:
+                raise DeadlineExceeded(f"LoRA adapter {_full_name(record, lora)} is still being unloaded")
+            unloading.result()
         except BaseException:
             self._removing.discard(lora)
             if configured and not lora.configured:
@@ -373,6 +403,13 @@ class Loras:
         done_waiters, _ = await asyncio.wait({waiter}, timeout=timeout)
         return bool(done_waiters)
 
+    def _removing_idle(self, record: Record, lora: Lora) -> asyncio.Task[None]:
+        """As a task of its own: a call into the engine can't be taken back."""
+        task = asyncio.get_running_loop().create_task(self._remove_idle(record, lora))
+        task.add_done_callback(consume)
+        self._life.keep(task)
+        return task
+
     async def _remove_idle(self, record: Record, lora: Lora) -> None:
         seat = record.seat
         if seat is None or lora.seat is not seat or seat.dead is not None:
@@ -392,9 +429,13 @@ class Loras:
         if not self._loaded(record, lora):
             strike_out(record, lora)
             return
-        task = asyncio.get_running_loop().create_task(self._remove_idle(record, lora))
-        task.add_done_callback(consume)
-        self._life.keep(task)
+        self._removing_idle(record, lora)
+
+
+def _check_wanted(way: _Bringing) -> None:
+    """Nothing may wait, with a lease, for a place or for memory that nobody wants any more."""
+    if not way.waiting:
+        raise TransitionCancelled("everybody who waited has left")
 
 
 def _is_loaded(lora: Lora, seat: Seat) -> bool:

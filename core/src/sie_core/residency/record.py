@@ -28,6 +28,7 @@ __all__ = [
     "RegistrySettings",
     "Seat",
     "Ticket",
+    "run_permit",
 ]
 
 
@@ -195,7 +196,7 @@ class Lease:
     @property
     def permit(self) -> AbstractAsyncContextManager[None]:
         """The right to run on the device: engines of one headroom pool share K of them."""
-        return _permit(self._seat.permits)
+        return run_permit(self._seat.permits)
 
     def release(self) -> None:
         """Give the lease back. Idempotent."""
@@ -218,7 +219,8 @@ class Lease:
 
 
 @asynccontextmanager
-async def _permit(permits: tuple[asyncio.Semaphore, ...]) -> AsyncIterator[None]:
+async def run_permit(permits: tuple[asyncio.Semaphore, ...]) -> AsyncIterator[None]:
+    """The right to run on every device of a pooled engine."""
     if len(permits) == 1:  # nearly always: runs should not pay for the others
         async with permits[0]:
             yield

@@ -222,11 +222,12 @@ class Roster:
                 self.ledger.end_transition(account)
                 self._movers[account] -= 1
 
-    def growths(self, model: str) -> dict[str, int]:
-        """By account, what was booked for the model by evicting others after its load."""
+    def growths(self, model: str, purpose: str | None = None) -> dict[str, int]:
+        """By account, what was booked for the model after its load; all of it, or for one purpose."""
         grown: dict[str, int] = {}
         for claim in self.ledger.claims():
-            if claim.owner == model and claim.purpose.startswith(GROWTH):
+            wanted = claim.purpose.startswith(GROWTH) if purpose is None else claim.purpose == purpose
+            if claim.owner == model and wanted:
                 grown[claim.account] = grown.get(claim.account, 0) + claim.promised
         return grown
 

@@ -148,8 +148,13 @@ class Rules:
         for claim in self._world.ledger.claims():
             if claim.owner == name and claim.account in record.devices and not claim.in_transit:
                 promised[claim.account] = promised.get(claim.account, 0) + claim.promised
+        if seat.lora_turn.locked():
+            return  # an adapter is on its way in or out
+        for lora in record.loras.values():
+            for account, nbytes in lora.booked.items() if lora.seat is seat else ():
+                promised[account] = promised.get(account, 0) - nbytes
         known = self._promised.get(name)
-        if known is not None and known[0] is seat and name in self._away and not record.loras:
+        if known is not None and known[0] is seat and name in self._away:
             _require(known[1] == promised, f"{name} was promised {known[1]} before it was parked, and now {promised}")
         self._away.discard(name)
         self._promised[name] = seat, promised
