@@ -7,6 +7,7 @@ there. And ``/server_info`` tells the keys: what it answers is never logged, not
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -36,6 +37,20 @@ class Usage:
     graphs: int
     tokens: int
 
+    @classmethod
+    def of(cls, memory: Mapping[str, Any]) -> Usage | None:
+        """Newer releases tell graphs by phase."""
+        graphs = memory.get("graph") or 0.0
+        try:
+            return cls(
+                weights=_bytes(memory["weight"]),
+                kv_cache=_bytes(memory["kvcache"]),
+                graphs=_bytes(sum(graphs.values()) if isinstance(graphs, dict) else graphs),
+                tokens=int(memory["token_capacity"]),
+            )
+        except (LookupError, TypeError, ValueError):
+            return None
+
     @property
     def total(self) -> int:
         return self.weights + self.kv_cache + self.graphs
@@ -60,31 +75,15 @@ class Control:
         except httpx.TransportError:
             return False
 
-    def usage(self) -> Usage | None:
-        """What it holds; ``None``: it does not say."""
+    def memory_usage(self) -> Mapping[str, Any] | None:
+        """What it says that each of its ranks holds; ``None``: it does not say."""
         try:
             told = self._api.get("/server_info", timeout=30.0)
             told.raise_for_status()
             memory = told.json()["internal_states"][0]["memory_usage"]
-            graphs = memory.get("graph", 0.0)
-            if isinstance(graphs, dict):
-                graphs = sum(graphs.values())
-            return Usage(
-                weights=_bytes(memory["weight"]),
-                kv_cache=_bytes(memory["kvcache"]),
-                graphs=_bytes(graphs),
-                tokens=int(memory["token_capacity"]),
-            )
         except (httpx.HTTPError, LookupError, TypeError, ValueError):
             return None
-
-    def limits(self) -> int | None:
-        """Tokens that a request may have; ``None``: it does not say."""
-        try:
-            told = self._api.get("/server_info", timeout=30.0)
-            return int(told.json()["max_req_input_len"])
-        except (httpx.HTTPError, LookupError, TypeError, ValueError):
-            return None
+        return memory if isinstance(memory, dict) else None
 
     def busy(self) -> int | None:
         """Requests that run or wait; ``None``: it does not say."""

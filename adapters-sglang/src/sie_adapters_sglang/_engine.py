@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 from sie_core import (
     Capabilities,
+    DeviceNeed,
     EngineEvents,
     EngineStartError,
     GenerateRequest,
@@ -26,6 +27,7 @@ from sie_adapters_sglang._control import Usage
 from sie_adapters_sglang._gate import Gate
 from sie_adapters_sglang._gpu import held_on
 from sie_adapters_sglang._launch import Running
+from sie_adapters_sglang._lora import Loras
 from sie_adapters_sglang._park import Parking
 from sie_adapters_sglang._plan import Plan
 
@@ -53,11 +55,16 @@ class SglangEngine(StreamEngine):
         self._gate = Gate()
         self.parking = Parking(running.control, self._gate, lambda: running.process.alive)
         self._client = EngineClient(running.url, running.keys, self._gate, self._why_gone)
-        self.usage: Usage | None = running.control.usage()
+        told = running.control.memory_usage()
+        self.usage: Usage | None = Usage.of(told) if told is not None else None
         running.listener.append(self._ended)
         if not running.process.alive:
             self.close(TransitionContext())
             raise EngineStartError(f"the engine ended as soon as it was ready:\n{running.process.log_tail()}")
+        if told is not None:
+            self.plan.measured(
+                self.devices[0], told, max(filter(None, map(self._process_bytes, self.devices)), default=None)
+            )
 
     # --- life --------------------------------------------------------------------------------------
 
@@ -120,14 +127,16 @@ class SglangEngine(StreamEngine):
 
     def _held_on(self, account: str) -> int | None:
         """Never by asking a parked engine."""
-        kind = account.partition(":")[0]
-        if kind == "cuda":
-            return held_on(int(account.partition(":")[2] or 0), self._pids())
-        if kind == "cpu":
-            return self._resident()
+        if account.partition(":")[0] in ("cuda", "cpu"):
+            return self._process_bytes(account)
         if self.parking.parked is not False or self.usage is None:
             return 0
         return self.usage.total
+
+    def _process_bytes(self, account: str) -> int | None:
+        """What the driver, or the system, says that its processes hold there."""
+        kind, _, number = account.partition(":")
+        return held_on(int(number or 0), self._pids()) if kind == "cuda" else self._resident()
 
     def _pids(self) -> list[int]:
         try:
@@ -159,7 +168,23 @@ class SglangEngine(StreamEngine):
 
 
 class GenerationEngine(SglangEngine):
-    """Chat and completions."""
+    """Chat and completions; LoRA adapters where ``max_loras`` allows any."""
+
+    def __init__(
+        self, plan: Plan, running: Running, accounts: Sequence[str], capabilities: Capabilities, events: EngineEvents
+    ) -> None:
+        super().__init__(plan, running, accounts, capabilities, events)
+        self.max_loras = plan.options.max_loras
+        self._loras = Loras(running.control, self.parking, self.max_loras, plan.options.max_lora_rank)
+
+    def lora_reserve(self, name: str, source: str) -> DeviceNeed:
+        return self._loras.reserve(source)
+
+    def lora_load(self, name: str, source: str, ctx: TransitionContext) -> None:
+        self._loras.load(name, source)
+
+    def lora_unload(self, name: str, ctx: TransitionContext) -> None:
+        self._loras.unload(name)
 
     async def generate(self, request: GenerateRequest) -> Mapping[str, Any]:
         self._check(request)
@@ -171,7 +196,7 @@ class GenerationEngine(SglangEngine):
         return self._client.stream(_PATHS[request.kind], self._body(request))
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.lora is not None and not self.plan.options.max_loras:
+        if request.lora is not None and not self.max_loras:
             raise Unsupported("the model takes no LoRA adapters: its max_loras is 0", supported=())
         for taken in ("rid", "lora_path", "data_parallel_rank"):
             if taken in request.body:

@@ -77,8 +77,7 @@ def start(model: ModelSpec, plan: Plan, ctx: TransitionContext) -> Running:
     """
     flags = flags_for(plan.installed.sglang)
     devices = _Devices.of(list(ctx.grant.devices))
-    total = max((grant.free_bytes for grant in ctx.grant.devices.values()), default=0)
-    sizing = plan.launch(ctx.grant.devices, total)
+    sizing = plan.launch(ctx.grant.devices)
     saver = plan.options.park and devices.kind == "cuda" and plan.installed.memory_saver is not None
     extra = _beside_saver(plan, flags) if saver else []
     env = {**devices.env, **sizing.environment, **({"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"} if saver else {})}

@@ -22,7 +22,7 @@ from sie_core import (
 )
 
 from sie_adapters_sglang._checkpoint import Checkpoint, read_checkpoint
-from sie_adapters_sglang._costs import CostCache, Costs, Graphs, default_costs
+from sie_adapters_sglang._costs import CostCache, Costs, Graphs, Measured, default_costs
 from sie_adapters_sglang._flags import version_key
 from sie_adapters_sglang._installed import Installed, find_installed
 from sie_adapters_sglang._options import EngineOptions, GenerationOptions
@@ -78,15 +78,18 @@ class Plan:
 
     def reserve(self, views: Sequence[DeviceView]) -> AdmissionReserve:
         """What to ask the ledger for. Raises NeverFits."""
+        _totals.update({view.name: view.total for view in views})
         seen = [attrs.evolve(view, kind=engine_kind(view.name)) for view in views]
         largest = max(seen, key=lambda view: view.total, default=None)
         costs = self.costs(largest.name, largest.total) if largest is not None else self.costs("cpu", 0)
         return reserve(self.demand, costs, seen)
 
-    def launch(self, grants: Mapping[str, DeviceGrant], total: int) -> Launch:
+    def launch(self, grants: Mapping[str, DeviceGrant]) -> Launch:
         """The flags for what was granted. Raises ResourceExhausted."""
-        first = next(iter(grants), "cpu")
-        return size_launch(self.demand, self.costs(first, total), grants, kinds={engine_kind(name) for name in grants})
+        first = max(grants, key=_total_of, default="cpu")
+        return size_launch(
+            self.demand, self.costs(first, _total_of(first)), grants, kinds={engine_kind(name) for name in grants}
+        )
 
     def costs(self, account: str, total: int) -> Costs:
         """On a device of ``total`` bytes: measured where an earlier launch was."""
@@ -95,12 +98,24 @@ class Plan:
         assumed = default_costs(version, total, kind, self.options.tp_size, self.graphs)
         return assumed.with_measured(cost_cache().get(self.cost_key(kind)))
 
+    def measured(self, account: str, usage: Mapping[str, Any], process_bytes: int | None) -> None:
+        """Keep what a launch showed, for the next one."""
+        cost_cache().record(self.cost_key(engine_kind(account)), Measured.from_usage(usage, process_bytes))
+
     def cost_key(self, kind: str) -> str:
         told = attrs.asdict(self.options, recurse=False)
         skipped = ("python", "env", "start_timeout_s", "stall_timeout_s", "stop_timeout_s", "mem_fraction_static")
         flags = [f"{name}={value}" for name, value in told.items() if name not in (*skipped, "max_total_tokens")]
         flags.append(f"weights={self.checkpoint.weight_bytes(self.options.tp_size)}")
         return CostCache.key(str(self.folder), self.installed.sglang, flags, kind)
+
+
+_totals: dict[str, int] = {}
+"""Bytes of the devices that were offered: a grant does not say, and what is assumed goes by a card's size."""
+
+
+def _total_of(account: str) -> int:
+    return _totals.get(account, 0)
 
 
 def engine_kind(account: str) -> str:

@@ -61,6 +61,7 @@ class Engine:
         self.released = False
         self.flushing = False
         self.seen = {"aborted": 0, "finished": 0, "most": 0, "parks": 0, "requests": 0, "health": 0}
+        self.loras = {}
         self.failed = dict(HOW["fail_once"])
 
     def touch(self, what):
@@ -76,6 +77,8 @@ class Engine:
         count = int(body.get("max_tokens") or body.get("sampling_params", {}).get("max_new_tokens") or 4)
         if count > 100000:
             raise Refused("max_tokens is too large")
+        if body.get("lora_path") not in {None, *self.loras}:
+            raise Refused(f"LoRA adapter {body['lora_path']} is not loaded")
         self.running[rid] = False
         self.seen["requests"] += 1
         self.seen["most"] = max(self.seen["most"], len(self.running))
@@ -207,7 +210,9 @@ class Connection:
         path, _, query = target.partition("?")
         engine = self.engine
         if path == "/standin":
-            return self.send(200, {**engine.seen, "running": len(engine.running), "released": engine.released})
+            return self.send(
+                200, {**engine.seen, "running": len(engine.running), "loras": engine.loras, "released": engine.released}
+            )
         if path == "/health":
             if not engine.ready:
                 return self.send(503, b"")
@@ -246,6 +251,17 @@ class Connection:
         if path == "/flush_cache":
             done = await engine.flush(float(query.partition("=")[2] or 0))
             return self.send(200 if done else 400, b"flush", "text/plain")
+        if path == "/load_lora_adapter":
+            engine.touch("a LoRA load")
+            name = body["lora_name"]
+            good = name not in engine.loras and Path(body["lora_path"], "weights").exists()
+            if good:
+                engine.loras[name] = body["lora_path"]
+            return self.send(200 if good else 400, {"success": good, "error_message": "no good weights"})
+        if path == "/unload_lora_adapter":
+            engine.touch("a LoRA unload")
+            known = engine.loras.pop(body["lora_name"], None) is not None
+            return self.send(200 if known else 400, {"success": known})
         simple = {
             "/abort_request": lambda: engine.abort(body),
             "/release_memory_occupation": engine.release,
