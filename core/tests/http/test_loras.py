@@ -50,6 +50,7 @@ async def test_an_adapter_is_loaded_selected_and_unloaded(served: Start) -> None
     [
         ("billing", {"source": "billing"}, 400, "not a model source"),
         ("billing", {"source": "path:loras/billing"}, 400, "absolute path"),
+        ("billing", {"source": "path:/" + "x" * 100_000}, 400, "has 100006 characters; 4096 at most"),
         ("billing", {"source": 7}, 400, "'source' must be a text"),
         ("billing", {}, 400, "has no LoRA adapter 'billing'"),
         ("bill ing", {"source": "path:/x"}, 400, "holds ' '"),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS", "decisions", "explain", "load_lora", "unload_lora"]
 
+_LONGEST_SOURCE = 4096  # characters; no path is longer
+
 
 async def decisions(site: Site, exchange: Exchange) -> Reply:
     """Why models were evicted, refused or dropped; ``?limit=N`` for the newest N, ``?model=NAME`` for those of one."""
@@ -84,6 +86,8 @@ def _lora_source(options: dict[str, Any]) -> str | None:
         return None
     if not isinstance(text, str):
         raise InvalidInput("'source' must be a text such as path:/models/billing-lora", param="source")
+    if len(text) > _LONGEST_SOURCE:  # it would come back whole in the refusal
+        raise InvalidInput(f"'source' has {len(text)} characters; {_LONGEST_SOURCE} at most", param="source")
     try:
         source = parse_source(text, None)
     except ValueError as error:
