@@ -14,12 +14,16 @@ from typing import Any
 import httpx
 import pytest
 from attrs import define, field
-from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter
+from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, HiCacheAdapter
 from sie_core import DeviceGrant, DeviceView, Grant, ModelSpec, Source, TransitionContext
 
 SUPPORT = Path(__file__).parent / "support"
 GIB = 1 << 30
-KINDS = {"sglang-generation": GenerationAdapter, "sglang-embedding": EmbeddingAdapter}
+KINDS = {
+    "sglang-generation": GenerationAdapter,
+    "sglang-embedding": EmbeddingAdapter,
+    "sglang-hicache": HiCacheAdapter,
+}
 
 
 @define

@@ -12,7 +12,7 @@ import pytest
 from sie_adapters_sglang._argv import Place, command_line
 from sie_adapters_sglang._errors import BadOptions
 from sie_adapters_sglang._flags import flags_for, supported_versions, version_key
-from sie_adapters_sglang._options import EmbeddingOptions, EngineOptions, GenerationOptions
+from sie_adapters_sglang._options import EmbeddingOptions, EngineOptions, GenerationOptions, HiCacheOptions
 
 VERSIONS = supported_versions()
 FULL = GenerationOptions(
@@ -36,7 +36,13 @@ FULL = GenerationOptions(
     chunked_prefill_size=2048,
     extra_args=("--enable-metrics", "--random-seed", "7", "--schedule-policy=fcfs"),
 )
-CASES = [GenerationOptions(), FULL, EmbeddingOptions(), EmbeddingOptions(matryoshka=(2, 4), tp_size=4)]
+HICACHE = HiCacheOptions(
+    hicache_write_policy="write_through",
+    hicache_io_backend="kernel",
+    hicache_mem_layout="layer_first",
+    hicache_storage_backend="file",
+)
+CASES = [GenerationOptions(), FULL, HICACHE, EmbeddingOptions(), EmbeddingOptions(matryoshka=(2, 4), tp_size=4)]
 
 
 def place(**more: Any) -> Place:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import psutil
+import pytest
 from sie_adapters_sglang import plugin
-from sie_core import DeviceGrant, Grant, TransitionContext
+from sie_core import Declined, DeviceGrant, Grant, LoadError, NeverFits, ResourceExhausted, TransitionContext
 
 GIB = 1 << 30
 
@@ -85,3 +86,61 @@ def test_a_profile_with_several_ranks(home: Any, start: Any) -> None:
     assert psutil.Process(engine.pid).environ()["CUDA_VISIBLE_DEVICES"] == "0,2"
     assert set(engine.memory().devices) == {"cuda:0", "cuda:2"}
     assert plugin.host_offload_bytes(engine) == 2 * GIB  # each rank has a share of its own
+
+
+HOST = {"total": 64 * GIB, "available": 56 * GIB}
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 64 GiB, of which 56 are free."""
+    import sie_core
+
+    class Machine:
+        def available(self) -> int:
+            return HOST["available"]
+
+        def total(self) -> int:
+            return HOST["total"]
+
+    monkeypatch.setattr(sie_core, "HostMemory", Machine)
+
+
+@pytest.mark.parametrize(
+    ("version", "ranks", "options", "flags"),
+    [
+        ("0.5.10.post1", 1, {"hicache_size": 25}, ["--hicache-size", "25"]),
+        ("0.5.20", 1, {"hicache_ratio": 2.0}, ["--hicache-ratio", "2.0"]),
+        ("0.5.20", 1, {}, ["--hicache-size"]),
+        ("0.5.23", 2, {}, ["--hicache-host-memory-fraction"]),
+        ("0.5.23", 1, {"hicache_fraction": 0.25}, ["--hicache-host-memory-fraction", "0.25"]),
+    ],
+)
+def test_a_hicache_pool_is_booked_and_handed_over(
+    home: Any, start: Any, helpers: Any, host: None, version: str, ranks: int, options: Any, flags: list[str]
+) -> None:
+    model = home.model("sglang-hicache", version=version, tp_size=ranks, **options)
+    reserve = plugin.admission_reserve(model, [helpers.view("cuda:0", total=24 * GIB) for _ in range(ranks)])
+    assert reserve is not None
+    assert 0 < reserve.host_bytes < 46 * GIB
+    grants = {
+        f"cuda:{rank}": DeviceGrant(static_bytes=need.want_bytes, free_bytes=24 * GIB)
+        for rank, need in enumerate(reserve.ranks)
+    }
+    ctx = TransitionContext(grant=Grant(grants, host_bytes=reserve.host_bytes))
+    engine = start(model, ctx=ctx)
+    argv = words(engine)
+    assert "--enable-hierarchical-cache" in argv
+    assert " ".join(flags) in " ".join(argv)
+    assert 0 < engine.memory().host <= reserve.host_bytes
+    # Parked it keeps its pool, which stays booked as it is: what is announced is the copy of the weights alone.
+    assert isinstance(plugin.host_offload_bytes(engine), Declined)
+
+
+def test_a_hicache_pool_above_the_host_is_refused(home: Any, helpers: Any, host: None) -> None:
+    views = [helpers.view("cuda:0", total=24 * GIB)]
+    for options in ({"hicache_size": 100}, {"hicache_ratio": 50.0}):
+        with pytest.raises((NeverFits, ResourceExhausted), match="host"):
+            plugin.admission_reserve(home.model("sglang-hicache", **options), views)
+    with pytest.raises(LoadError, match="fraction"):
+        plugin.admission_reserve(home.model("sglang-hicache", version="0.5.20", hicache_fraction=0.5), views)

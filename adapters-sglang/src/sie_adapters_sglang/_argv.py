@@ -32,6 +32,10 @@ _SAME_NAMES = (
     "grammar_backend",
     "kv_cache_dtype",
     "chunked_prefill_size",
+    "hicache_write_policy",
+    "hicache_io_backend",
+    "hicache_mem_layout",
+    "hicache_storage_backend",
 )
 
 # Flags that are not for extra_args, and what to use instead.
@@ -60,6 +64,10 @@ _OWNED = {
     "--max-loaded-loras": "the option `max_loras`",
     "--max-lora-rank": "the option `max_lora_rank`",
     "--lora-target-modules": "the option `lora_target_modules`",
+    "--enable-hierarchical-cache": "the adapter sglang-hicache",
+    "--hicache-size": "the option `hicache_size` of sglang-hicache",
+    "--hicache-ratio": "the option `hicache_ratio` of sglang-hicache",
+    "--hicache-host-memory-fraction": "the option `hicache_fraction` of sglang-hicache",
     "--sleep-on-idle": "nothing: it is always on",
     "--dp-size": "nothing: one engine, one replica",
     "--data-parallel-size": "nothing: one engine, one replica",

@@ -123,7 +123,9 @@ class SglangEngine(StreamEngine):
     def memory(self) -> MemoryReport:
         if self._closing.is_set() or not self._running.process.alive:
             return MemoryReport(dict.fromkeys(self.devices, 0))
-        return MemoryReport({account: self._held_on(account) for account in self.devices})
+        pool = self._running.pool
+        held = {account: self._held_on(account) for account in self.devices}
+        return MemoryReport(held, host=pool.booked_bytes if pool is not None else 0)
 
     def _held_on(self, account: str) -> int | None:
         """Never by asking a parked engine."""

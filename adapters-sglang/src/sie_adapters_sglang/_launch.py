@@ -17,6 +17,7 @@ from sie_core import DeviceOutOfMemory, EngineStartError, ModelSpec, TransitionC
 from sie_adapters_sglang._argv import Place, command_line
 from sie_adapters_sglang._control import Control, Keys
 from sie_adapters_sglang._flags import Flags, flags_for
+from sie_adapters_sglang._hicache import HostPool
 from sie_adapters_sglang._plan import Plan, engine_kind
 from sie_adapters_sglang._ports import give_back, is_free, take_ports
 from sie_adapters_sglang._process import EngineProcess
@@ -40,6 +41,7 @@ class Running:
     url: str
     saver: bool
     ports: tuple[int, ...]
+    pool: HostPool | None = None
     listener: list[Callable[[], None]] = field(factory=list)
 
     def forget(self) -> None:
@@ -77,9 +79,11 @@ def start(model: ModelSpec, plan: Plan, ctx: TransitionContext) -> Running:
     """
     flags = flags_for(plan.installed.sglang)
     devices = _Devices.of(list(ctx.grant.devices))
-    sizing = plan.launch(ctx.grant.devices)
+    sizing, pool = plan.launch(ctx.grant)
     saver = plan.options.park and devices.kind == "cuda" and plan.installed.memory_saver is not None
     extra = _beside_saver(plan, flags) if saver else []
+    if pool is not None:
+        extra += ["--enable-hierarchical-cache", *pool.flags]
     env = {**devices.env, **sizing.environment, **({"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"} if saver else {})}
     env.update(plan.options.env)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -98,7 +102,9 @@ def start(model: ModelSpec, plan: Plan, ctx: TransitionContext) -> Running:
             )
 
         try:
-            return _launch(model, plan, ctx, flags, place, ports, env, saver)
+            running = _launch(model, plan, ctx, flags, place, ports, env, saver)
+            running.pool = pool
+            return running
         except EngineStartError:
             lost = not is_free(ports[0])
             give_back(ports)
@@ -156,7 +162,7 @@ def _launch(
         config.unlink()
         undo.pop_all()
     ctx.progress(1.0, "ready")
-    return Running(process, control, keys, url, saver, ports, listener)
+    return Running(process, control, keys, url, saver, ports, listener=listener)
 
 
 def _wait_ready(plan: Plan, ctx: TransitionContext, process: EngineProcess, control: Control) -> None:

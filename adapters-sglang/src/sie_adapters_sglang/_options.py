@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from attrs import Attribute, field, fields, frozen, validators
 from sie_core import ModelSpec
 
-__all__ = ["EmbeddingOptions", "EngineOptions", "GenerationOptions", "options_of"]
+__all__ = ["EmbeddingOptions", "EngineOptions", "GenerationOptions", "HiCacheOptions", "options_of"]
 
 Dtype = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -89,6 +89,24 @@ class EmbeddingOptions(EngineOptions):
     def _sizes(self, _: Any, sizes: tuple[int, ...] | None) -> None:
         if any(size <= 0 for size in sizes or ()):
             raise ValueError("matryoshka sizes must be larger than 0")
+
+
+@frozen(kw_only=True)
+class HiCacheOptions(GenerationOptions):
+    """Options of ``sglang-hicache``: those of generation, and what the pool on the host is like.
+
+    At most one of ``hicache_size`` (GB, 1e9 bytes, a rank), ``hicache_ratio`` (times the device's KV cache) and
+    ``hicache_fraction`` (of the host; from SGLang 0.5.21): each is honoured or refused. With none of them the pool is
+    as large as the host allows, up to twice the device's.
+    """
+
+    hicache_size: int | None = field(default=None, validator=_positive)
+    hicache_ratio: float | None = field(default=None, validator=_positive)
+    hicache_fraction: float | None = field(default=None, validator=_fraction)
+    hicache_write_policy: str | None = None
+    hicache_io_backend: str | None = None
+    hicache_mem_layout: str | None = None
+    hicache_storage_backend: str | None = None
 
 
 T = TypeVar("T", bound=EngineOptions)

@@ -13,8 +13,8 @@ import attrs
 from attrs import frozen
 from sie_core import (
     AdmissionReserve,
-    DeviceGrant,
     DeviceView,
+    Grant,
     ModelSourceInvalid,
     ModelSourceNotFound,
     ModelSpec,
@@ -24,9 +24,12 @@ from sie_core import (
 from sie_adapters_sglang._checkpoint import Checkpoint, read_checkpoint
 from sie_adapters_sglang._costs import CostCache, Costs, Graphs, Measured, default_costs
 from sie_adapters_sglang._flags import version_key
+from sie_adapters_sglang._hicache import HostPool, PoolTerms, PoolWish, size_pool
 from sie_adapters_sglang._installed import Installed, find_installed
-from sie_adapters_sglang._options import EngineOptions, GenerationOptions
+from sie_adapters_sglang._options import EngineOptions, GenerationOptions, HiCacheOptions
 from sie_adapters_sglang._sizing import Demand, Launch, reserve, size_launch
+
+_PAGE_TOKENS = 64
 
 __all__ = ["Plan", "cost_cache", "engine_kind", "plan_for", "read_config"]
 
@@ -82,14 +85,43 @@ class Plan:
         seen = [attrs.evolve(view, kind=engine_kind(view.name)) for view in views]
         largest = max(seen, key=lambda view: view.total, default=None)
         costs = self.costs(largest.name, largest.total) if largest is not None else self.costs("cpu", 0)
-        return reserve(self.demand, costs, seen)
+        answer = reserve(self.demand, costs, seen)
+        pool = self.pool(answer.ranks[0].want_bytes, costs)
+        return answer if pool is None else attrs.evolve(answer, host_bytes=pool.booked_bytes)
 
-    def launch(self, grants: Mapping[str, DeviceGrant]) -> Launch:
-        """The flags for what was granted. Raises ResourceExhausted."""
-        first = max(grants, key=_total_of, default="cpu")
-        return size_launch(
-            self.demand, self.costs(first, _total_of(first)), grants, kinds={engine_kind(name) for name in grants}
+    def pool(self, static: int, costs: Costs, share: int | None = None) -> HostPool | None:
+        """The HiCache pool beside ``static`` bytes of weights and KV cache a rank; ``None``: it has none.
+
+        ``share``: what the ledger gives on the host, for all ranks. Raises LoadError, ResourceExhausted.
+        """
+        options = self.options
+        if not isinstance(options, HiCacheOptions):
+            return None
+        from sie_core import HostMemory
+
+        cache = max(0, static - self.demand.weights(costs))
+        host = HostMemory()
+        terms = PoolTerms(
+            name=self.demand.name,
+            version=version_key(self.installed.sglang)[:3],
+            ranks=options.tp_size,
+            available=host.available(),
+            total=host.total(),
+            # Layers with a window have a pool of their own, and nobody says yet how large.
+            device_pools=(cache - cache // 2, cache // 2) if self.checkpoint.has_windows else (cache,),
+            page_bytes=_PAGE_TOKENS * self.demand.per_token(costs),
+            share=share,
         )
+        wish = PoolWish(size_gb=options.hicache_size, ratio=options.hicache_ratio, fraction=options.hicache_fraction)
+        return size_pool(wish, terms)
+
+    def launch(self, grant: Grant) -> tuple[Launch, HostPool | None]:
+        """The figures for what was granted. Raises ResourceExhausted."""
+        grants = grant.devices
+        first = max(grants, key=_total_of, default="cpu")
+        costs = self.costs(first, _total_of(first))
+        launch = size_launch(self.demand, costs, grants, kinds={engine_kind(name) for name in grants})
+        return launch, self.pool(launch.static_bytes, costs, grant.host_bytes)
 
     def costs(self, account: str, total: int) -> Costs:
         """On a device of ``total`` bytes: measured where an earlier launch was."""

@@ -19,13 +19,27 @@ from sie_core import (
 
 from sie_adapters_sglang._about import capabilities_of
 from sie_adapters_sglang._flags import flags_for
-from sie_adapters_sglang._options import EmbeddingOptions, EngineOptions, GenerationOptions, options_of
+from sie_adapters_sglang._options import (
+    EmbeddingOptions,
+    EngineOptions,
+    GenerationOptions,
+    HiCacheOptions,
+    options_of,
+)
 from sie_adapters_sglang._plan import Plan, plan_for, read_config
 
 if TYPE_CHECKING:
     from sie_adapters_sglang._engine import SglangEngine
 
-__all__ = ["EmbeddingAdapter", "EmbeddingOptions", "GenerationAdapter", "GenerationOptions", "SglangAdapter"]
+__all__ = [
+    "EmbeddingAdapter",
+    "EmbeddingOptions",
+    "GenerationAdapter",
+    "GenerationOptions",
+    "HiCacheAdapter",
+    "HiCacheOptions",
+    "SglangAdapter",
+]
 
 
 class SglangAdapter(Adapter):
@@ -78,6 +92,12 @@ class GenerationAdapter(SglangAdapter):
         from sie_adapters_sglang._engine import GenerationEngine
 
         return GenerationEngine
+
+
+class HiCacheAdapter(GenerationAdapter):
+    """Generation with a second KV cache in host memory, booked in the ledger beside the host tier."""
+
+    options: ClassVar[type] = HiCacheOptions
 
 
 class EmbeddingAdapter(SglangAdapter):

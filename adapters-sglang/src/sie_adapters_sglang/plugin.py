@@ -17,7 +17,7 @@ from sie_core import (
     hookimpl,
 )
 
-from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, SglangAdapter
+from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, HiCacheAdapter, SglangAdapter
 
 __all__ = [
     "admission_reserve",
@@ -33,6 +33,7 @@ sie_api = 1
 _ADAPTERS: dict[str, type[SglangAdapter]] = {
     "sglang-generation": GenerationAdapter,
     "sglang-embedding": EmbeddingAdapter,
+    "sglang-hicache": HiCacheAdapter,
 }
 
 
