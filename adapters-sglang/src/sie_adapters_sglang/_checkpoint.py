@@ -121,8 +121,10 @@ class Checkpoint:
         return default
 
 
-def read_checkpoint(folder: Path, dtype: str = "auto") -> Checkpoint:
+def read_checkpoint(folder: Path, dtype: str = "auto", absent: int = 0) -> Checkpoint:
     """Read a model folder. ``dtype``: as the option says, ``auto`` for the checkpoint's own.
+
+    ``absent``: bytes of weights that belong to it and are not there yet.
 
     Raises:
         ModelSourceInvalid: no model folder, damaged files, no weights, or a dtype that nobody knows.
@@ -136,9 +138,9 @@ def read_checkpoint(folder: Path, dtype: str = "auto") -> Checkpoint:
         dtype = "float16" if own in ("float32", "float", "float64") else own
     if dtype not in _DTYPE_BYTES:
         raise ModelSourceInvalid(f"{folder}: dtype {dtype!r} is none of {', '.join(_DTYPE_BYTES)}")
-    files = sorted(folder.glob("*.safetensors"))
+    files = [] if absent else sorted(folder.glob("*.safetensors"))
     tensors = tuple(tensor for file in files for tensor in _read_header(file))
-    pickled = (
+    pickled = absent or (
         0 if files else sum(file.stat().st_size for end in ("bin", "pt", "gguf") for file in folder.glob(f"*.{end}"))
     )
     if not tensors and not pickled:

@@ -18,20 +18,22 @@ from sie_core import (
     ModelSourceInvalid,
     ModelSourceNotFound,
     ModelSpec,
+    TransitionContext,
     locate,
 )
 
 from sie_adapters_sglang._checkpoint import Checkpoint, read_checkpoint
 from sie_adapters_sglang._costs import CostCache, Costs, Graphs, Measured, default_costs
-from sie_adapters_sglang._flags import version_key
+from sie_adapters_sglang._flags import flags_for, version_key
 from sie_adapters_sglang._hicache import HostPool, PoolTerms, PoolWish, size_pool
+from sie_adapters_sglang._hub import HubFiles, Want, fetch
 from sie_adapters_sglang._installed import Installed, find_installed
 from sie_adapters_sglang._options import EngineOptions, GenerationOptions, HiCacheOptions
 from sie_adapters_sglang._sizing import Demand, Launch, reserve, size_launch
 
 _PAGE_TOKENS = 64
 
-__all__ = ["Plan", "cost_cache", "engine_kind", "plan_for", "read_config"]
+__all__ = ["Plan", "cost_cache", "engine_kind", "model_files", "plan_for", "read_config"]
 
 
 @cache
@@ -41,23 +43,28 @@ def cost_cache() -> CostCache:
     return CostCache(Path(root).expanduser() / "sie" / "sglang-costs.json")
 
 
-def model_folder(model: ModelSpec) -> Path:
-    """The folder with the model's files.
+def model_files(
+    model: ModelSpec, installed: Installed, env: Mapping[str, str], want: Want, ctx: TransitionContext | None = None
+) -> HubFiles:
+    """The folder with the model's files; those on the hub are fetched as far as they are wanted.
 
     Raises:
-        ModelSourceNotFound, ModelSourceInvalid
+        LoadError, TransitionCancelled
     """
     if model.source is None:
         raise ModelSourceNotFound(f"model {model.name!r} has no source: give it path:, package: or hf:")
-    folder: Path = locate(model.source)
-    if not (folder / "config.json").is_file():
-        raise ModelSourceInvalid(f"{model.source}: {folder} has no config.json: it is no model")
-    return folder
+    if model.source.kind == "hf":
+        files = fetch(installed.python, env, model.source, want, ctx)
+    else:
+        files = HubFiles(locate(model.source))
+    if not (files.folder / "config.json").is_file():
+        raise ModelSourceInvalid(f"{model.source}: {files.folder} has no config.json: it is no model")
+    return files
 
 
-def read_config(model: ModelSpec) -> dict[str, Any]:
-    """The model's ``config.json``. Raises LoadError."""
-    file = model_folder(model) / "config.json"
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's ``config.json``. Raises ModelSourceInvalid."""
+    file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -138,7 +145,8 @@ class Plan:
         told = attrs.asdict(self.options, recurse=False)
         skipped = ("python", "env", "start_timeout_s", "stall_timeout_s", "stop_timeout_s", "mem_fraction_static")
         flags = [f"{name}={value}" for name, value in told.items() if name not in (*skipped, "max_total_tokens")]
-        flags.append(f"weights={self.checkpoint.weight_bytes(self.options.tp_size)}")
+        written = (self.folder / "config.json").stat()
+        flags.append(f"written={written.st_mtime_ns}")  # another model may come to stand in the same folder
         return CostCache.key(str(self.folder), self.installed.sglang, flags, kind)
 
 
@@ -155,11 +163,15 @@ def engine_kind(account: str) -> str:
     return "cuda" if account.startswith("cuda") else "cpu"
 
 
-def plan_for(model: ModelSpec, options: EngineOptions) -> Plan:
-    """Raises LoadError: no such files, no SGLang, or one that is not supported."""
+def plan_for(
+    model: ModelSpec, options: EngineOptions, want: Want = "about", ctx: TransitionContext | None = None
+) -> Plan:
+    """Raises LoadError: no such files, no SGLang, or one that is not supported; TransitionCancelled."""
     installed = find_installed(options.python, options.env)
-    folder, config = model_folder(model), read_config(model)
-    checkpoint = read_checkpoint(folder, options.dtype or "auto")
+    flags_for(installed.sglang)
+    files = model_files(model, installed, options.env, want, ctx)
+    folder, config = files.folder, read_config(files.folder)
+    checkpoint = read_checkpoint(folder, options.dtype or "auto", files.absent)
     ranks = options.tp_size
     cache_dtype = (options.kv_cache_dtype if isinstance(options, GenerationOptions) else None) or "auto"
     demand = Demand(

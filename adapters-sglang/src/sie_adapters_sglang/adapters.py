@@ -18,7 +18,7 @@ from sie_core import (
 )
 
 from sie_adapters_sglang._about import capabilities_of
-from sie_adapters_sglang._flags import flags_for
+from sie_adapters_sglang._installed import Installed, find_installed
 from sie_adapters_sglang._options import (
     EmbeddingOptions,
     EngineOptions,
@@ -26,7 +26,7 @@ from sie_adapters_sglang._options import (
     HiCacheOptions,
     options_of,
 )
-from sie_adapters_sglang._plan import Plan, plan_for, read_config
+from sie_adapters_sglang._plan import Plan, model_files, plan_for, read_config
 
 if TYPE_CHECKING:
     from sie_adapters_sglang._engine import SglangEngine
@@ -52,25 +52,23 @@ class SglangAdapter(Adapter):
         from sie_adapters_sglang._state import end_orphans
 
         end_orphans()
-        plan = self.plan(model)
+        plan = plan_for(model, self._options(model), "all", ctx)
         running = start(model, plan, ctx)
         return self._engine()(plan, running, list(ctx.grant.devices), self._capabilities(plan), events)
 
     def describe(self, model: ModelSpec) -> Capabilities | None:
+        options = self._options(model)
         try:
-            return capabilities_of(read_config(model), self._options(model))
+            on_hub = model.source is not None and model.source.kind == "hf"
+            # Only the hub's client needs to know which SGLang it is.
+            installed = find_installed(options.python, options.env) if on_hub else Installed("", "")
+            return capabilities_of(read_config(model_files(model, installed, options.env, "cached").folder), options)
         except LoadError:
             return None
 
     def reserve(self, model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve:
         """What a load will take. Raises LoadError."""
-        plan = self.plan(model)
-        flags_for(plan.installed.sglang)
-        return plan.reserve(devices)
-
-    def plan(self, model: ModelSpec) -> Plan:
-        """The model on the SGLang that is installed. Raises LoadError."""
-        return plan_for(model, self._options(model))
+        return plan_for(model, self._options(model)).reserve(devices)
 
     def _options(self, model: ModelSpec) -> EngineOptions:
         kind: type[EngineOptions] = self.options
