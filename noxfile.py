@@ -204,7 +204,7 @@ def _sglang_environment(session: nox.Session, release: str) -> Path:
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def system(session: nox.Session) -> None:
     """The command line and the server as processes, with the real model; what the benchmark rests on."""
-    _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "peft")
+    _install_torch_stack(session, "-e", "plugins/testing", "-e", "adapters-sglang", *PYTEST, "peft")
     _pytest(session, "tests/cli", "tests/host_tier", "tests/bench")
 
 
@@ -259,7 +259,7 @@ def bench(session: nox.Session) -> None:
             session.error("the load comes from wrk, which is not installed: apt-get install wrk, or brew install wrk")
         session.run("apt-get", "update", "-qq", external=True)
         session.run("apt-get", "install", "-y", "-qq", "wrk", external=True)
-    _install_torch_stack(session, "-e", "plugins/testing")
+    _install_torch_stack(session, "-e", "plugins/testing", "-e", "adapters-sglang")
     peer = Path(session.virtualenv.location).parent / "infinity" / "bin" / "infinity_emb"
     session.run("python", "bench/run.py", "--infinity", str(peer), *session.posargs)
 

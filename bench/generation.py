@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import contestants
-import engines
 import killing
+import launched
 from attrs import evolve, frozen
 from results import Ratio, Row, alternate, percentile
 from stage import Bench
@@ -47,7 +47,7 @@ def streaming(bench: Bench) -> list[Row]:
     """32 streams of 50 tokens a second each: through SIE, and straight from the engine's own port."""
     pieces = bench.sizes.pieces
     wanted = Wanted(0, STREAMS, _seconds(bench), pieces, spread_s=pieces * STEP_S, pause_s=2 * STEP_S)
-    with engines.serving(step_s=STEP_S) as serving:
+    with launched.serving(step_s=STEP_S) as serving:
         ours = _ready(serving.server.port, serving.server_cpu_s, wanted)
         theirs = _ready(serving.engine_port(), serving.engine_cpu_s, wanted)
         mine, direct = alternate(bench.pairs, ours, theirs)
@@ -82,7 +82,7 @@ def streaming(bench: Bench) -> list[Row]:
 def relay(bench: Bench) -> list[Row]:
     """An engine that emits as fast as it is read, 32 streams: through SIE, and through relays that only pass bytes."""
     wanted = Wanted(0, STREAMS, _seconds(bench), bench.sizes.pieces * LONG)
-    with engines.serving() as serving:
+    with launched.serving() as serving:
         engine = serving.engine_port()
         with contestants.bare_relay("raw", engine) as raw, contestants.bare_relay("httpx", engine) as plain:
             takes = [
@@ -158,7 +158,7 @@ def idle(bench: Bench) -> list[Row]:
     if bench.sglang is None:
         print("  skipped: there is no SGLang here; --sglang-python names an interpreter that has it", flush=True)
         return []
-    with engines.serving(python=bench.sglang) as serving:
+    with launched.serving(python=bench.sglang) as serving:
         serving.ask()
         pause = threading.Event()
         pause.wait(_SETTLE_S)
@@ -182,10 +182,11 @@ def killed(bench: Bench) -> list[Row]:
     """A server is killed while its engine runs: when the engine's processes are told, and when all is free again."""
     rows = []
     for python in (None, bench.sglang) if bench.sglang else (None,):
-        with engines.serving(step_s=STEP_S, python=python) as serving:
+        with launched.serving(step_s=STEP_S, python=python) as serving:
             end = killing.kill(serving)
         engine = "the stand-in" if python is None else f"SGLang {serving.version}"
-        what = f"server killed, {engine} with {end.processes} processes and {end.ports} ports"
+        ports = "1 port" if end.ports == 1 else f"{end.ports} ports"
+        what = f"server killed, {engine} with {end.processes} processes and {ports}"
         rows += [
             Row(f"{what}: until all are told", f"{end.told_s:.2f} s", "", "", "≤ 1 s", end.told_s <= 1),
             Row(f"{what}: until all ports are free", f"{end.free_s:.2f} s", "", "", "≤ 5 s", end.free_s <= 5),

@@ -8,7 +8,7 @@ import time
 
 import psutil
 from attrs import frozen
-from engines import Serving, is_free
+from launched import Serving, is_free
 
 __all__ = ["End", "kill"]
 
