@@ -102,6 +102,7 @@ class _Text:
 class DenseEngine(OffloadsTensors, BatchEngine):
     """One model on one device."""
 
+    fixed_tensors = True
     pads = False  # run groups its items by length itself, or packs them
 
     def __init__(
@@ -212,10 +213,12 @@ class DenseEngine(OffloadsTensors, BatchEngine):
     def lora_load(self, name: str, source: str, ctx: TransitionContext) -> None:
         self._check_awake()
         self._loras.load(name, source, ctx)
+        self.mark_stale()
 
     def lora_unload(self, name: str, ctx: TransitionContext) -> None:
         self._check_awake()
         self._loras.unload(name)
+        self.mark_stale()
 
     def _check_awake(self) -> None:
         if self.parked:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 
 import torch
 from attrs import define, evolve
 from sie_core import HostOutOfMemory, TransitionCancelled, TransitionContext, format_bytes
 
+from sie_adapters_torch._bytes import copy_bytes
 from sie_adapters_torch._layout import Layout, Region
 from sie_adapters_torch._pinned import PinnedRange
 from sie_adapters_torch._torch import bytes_of, out_of_memory
@@ -102,7 +102,7 @@ def _copy(image: HostImage, region: Region, storage: torch.UntypedStorage, *, ou
     if region.device.type == "cpu":
         host = image.host.data_ptr() + region.offset
         target, source = (host, region.address) if out else (region.address, host)
-        ctypes.memmove(target, source, region.nbytes)  # without the interpreter's lock
+        copy_bytes(target, source, region.nbytes)
         return
     copy = image.host[region.offset : region.offset + region.nbytes]
     device = torch.empty(0, dtype=torch.uint8, device=region.device).set_(storage)
@@ -163,7 +163,7 @@ def _allocate(region: Region, ctx: TransitionContext, storages: list[torch.Untyp
         with out_of_memory(region.account):
             storage = torch.empty(region.nbytes, dtype=torch.uint8, device=region.device).untyped_storage()
     storages.append(storage)
-    return evolve(region, address=storage.data_ptr(), buffer=buffer, slots=())
+    return evolve(region, address=storage.data_ptr(), buffer=buffer)
 
 
 def _pieces(layout: Layout, regions: list[Region], storages: list[torch.UntypedStorage]) -> list[torch.UntypedStorage]:

@@ -77,6 +77,19 @@ class Layout:
             and all(mine() is theirs() for mine, theirs in zip(self.tensors, other.tensors, strict=True))
         )
 
+    def is_untouched(self) -> bool:
+        """Whether its tensors are in their places, unwritten as far as they tell. Says nothing of other tensors."""
+        for ref, place, version in zip(self.tensors, self.places, self.versions, strict=True):
+            tensor = ref()
+            if tensor is None or version not in (_UNTRACKED, tensor._version):
+                return False
+            _, piece, offset, shape, stride, dtype, _ = place
+            if tensor.untyped_storage().data_ptr() != self.addresses[piece] or tensor.storage_offset() != offset:
+                return False
+            if tensor.shape != shape or tensor.stride() != stride or tensor.dtype != dtype:
+                return False
+        return True
+
     def bytes_on(self, account: str) -> int:
         """Bytes of the regions on one device; an emulated one gives out whole pages."""
         sizes = [(each.nbytes, each.buffer is not None) for each in self.regions if each.account == account]

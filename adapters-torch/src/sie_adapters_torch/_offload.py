@@ -39,6 +39,10 @@ class OffloadsTensors(Engine):
     Call :func:`forget` in ``close``.
     """
 
+    fixed_tensors = False
+    """Whether it has the same tensors from one park to the next, unless it calls :meth:`mark_stale`. An engine that
+    promises this is not walked again as long as its copy is good, which is most of what such a park costs."""
+
     @property
     def parked(self) -> bool:
         """Whether its tensors are on the host only."""
@@ -114,21 +118,14 @@ def offload(engine: Engine, ctx: TransitionContext) -> HostOffload | None:
     image = _image(engine)
     if image is not None and image.parked:
         return HostOffload(image.layout.nbytes)
-    found = walk(engine)
-    cleared = bool(found.graphs)
-    if cleared:
-        for graph in found.graphs:
-            graph.clear()
-        found = walk(engine)
-    layout = _plan(engine, found)
-    del found
+    layout, cleared = _known_layout(engine, image), False
+    if layout is None:
+        layout, cleared = _new_layout(engine)
     if layout is None:
         return None
-    if isinstance(layout, Declined):
-        raise TransitionError(f"the engine can't be parked: {layout.reason}")
     check_wanted(ctx)
     synchronise(layout)  # whatever stream the engine ran on
-    if image is None or not image.holds(layout):
+    if image is None or not (layout is image.layout or image.holds(layout)):
         declined = _uncovered(engine, layout)
         if declined is not None:
             raise TransitionError(f"the engine can't be parked: {declined.reason}")
@@ -138,6 +135,27 @@ def offload(engine: Engine, ctx: TransitionContext) -> HostOffload | None:
     image.parked = True
     free_device_memory(layout, collect=cleared)
     return HostOffload(layout.nbytes)
+
+
+def _known_layout(engine: Engine, image: HostImage | None) -> Layout | None:
+    """The one of the last park, where it can be told without a walk that it holds."""
+    if image is None or image.stale or not getattr(engine, "fixed_tensors", False):
+        return None
+    return image.layout if image.layout.is_untouched() else None
+
+
+def _new_layout(engine: Engine) -> tuple[Layout | None, bool]:
+    """Where everything is, and whether CUDA graphs were cleared for it. Raises TransitionError."""
+    found = walk(engine)
+    cleared = bool(found.graphs)
+    if cleared:
+        for graph in found.graphs:
+            graph.clear()
+        found = walk(engine)
+    layout = _plan(engine, found)
+    if isinstance(layout, Declined):
+        raise TransitionError(f"the engine can't be parked: {layout.reason}")
+    return layout, cleared
 
 
 def restore(engine: Engine, ctx: TransitionContext) -> HostResidue | None:

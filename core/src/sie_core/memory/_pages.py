@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
-import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
 
 from sie_core.errors import HostOutOfMemory
 from sie_core.units import format_bytes
 
-__all__ = ["is_exported", "map_touched", "round_up", "touch"]
+__all__ = ["is_exported", "map_pages", "map_touched", "round_up", "touch"]
 
 _PAGE = mmap.PAGESIZE
 _PIECE = 4 * 1024**2
-_MOST_THREADS = 4
-_WORTH_A_THREAD = 32 * 1024**2
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE of Linux: has the pages made in one call."""
+_POPULATE_WRITE = 23 if sys.platform == "linux" else -1
+"""MADV_POPULATE_WRITE, which the mmap module does not name: has the pages made in one call."""
 
 
 def round_up(nbytes: int) -> int:
@@ -30,42 +22,13 @@ def round_up(nbytes: int) -> int:
 
 
 def touch(block: mmap.mmap, start: int, end: int) -> None:
-    """Have every page there. Clearing pages is the kernel's work on the caller's core, so several cores share it."""
-    helpers = min(_MOST_THREADS, os.cpu_count() or 1, (end - start) // _WORTH_A_THREAD)
-    if helpers < 2:
-        _touch(block, start, end)
-        return
-    share = round_up(-(-(end - start) // helpers))
-    starts = range(start, end, share)
-    try:
-        with ThreadPoolExecutor(len(starts), "sie-pages") as pool:
-            list(pool.map(lambda first: _touch(block, first, min(first + share, end)), starts))
-    except RuntimeError:  # no more threads are to be had: slower, nothing else
-        _touch(block, start, end)
-
-
-def _touch(block: mmap.mmap, start: int, end: int) -> None:
-    advise = _madvise()
-    if advise is not None:
-        first = ctypes.c_char.from_buffer(block, start)
-        try:
-            if advise(ctypes.addressof(first), end - start, _POPULATE_WRITE) == 0:
-                return
-        finally:
-            del first  # it keeps the block from being closed
-    for piece in range(start, end, _PIECE):  # not Linux, or older than 5.14
+    """Have every page there. In pieces, because each keeps Python's other threads waiting."""
+    for piece in range(start, end, _PIECE):
         size = min(_PIECE, end - piece)
-        block[piece : piece + size : _PAGE] = bytes(-(-size // _PAGE))
-
-
-@cache
-def _madvise() -> Callable[[int, int, int], int] | None:
-    """The C library's, called without the interpreter's lock: that of the mmap module holds it for seconds."""
-    if sys.platform != "linux":
-        return None
-    function: Any = ctypes.CDLL(None).madvise
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return function  # type: ignore[no-any-return]
+        try:
+            block.madvise(_POPULATE_WRITE, piece, size)
+        except OSError:  # not Linux, or older than 5.14
+            block[piece : piece + size : _PAGE] = bytes(-(-size // _PAGE))
 
 
 def is_exported(block: mmap.mmap) -> bool:
@@ -79,8 +42,8 @@ def is_exported(block: mmap.mmap) -> bool:
     return False
 
 
-def map_touched(nbytes: int, whose: str) -> mmap.mmap:
-    """A fresh mapping, every page of it there. Raises HostOutOfMemory."""
+def map_pages(nbytes: int, whose: str) -> mmap.mmap:
+    """A fresh mapping, whose pages are made when they are first written. Raises HostOutOfMemory."""
     try:
         block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError, MemoryError) as error:
@@ -91,5 +54,11 @@ def map_touched(nbytes: int, whose: str) -> mmap.mmap:
     if advice is not None:
         with contextlib.suppress(OSError):  # a kernel without huge pages: slower, nothing else
             block.madvise(advice)
+    return block
+
+
+def map_touched(nbytes: int, whose: str) -> mmap.mmap:
+    """A fresh mapping, every page of it there. Raises HostOutOfMemory."""
+    block = map_pages(nbytes, whose)
     touch(block, 0, nbytes)
     return block

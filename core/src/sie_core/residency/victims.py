@@ -1,8 +1,8 @@
 """Which models may be evicted for a load or wake, and in what order to take them.
 
 A resident model is guarded against thrashing: it stays for five times what a park and a wake of it take. The guard
-protects models that are at work; one that has been idle for a tenth of such a cycle (longer than a client takes to ask
-again) loses nobody anything by going. It also yields once the longest waiter elsewhere has waited for its quantum, so
+protects models that are at work; one that has been idle for a twentieth of such a cycle goes at once, since a request
+waits for its place and none for it. It also yields once the longest waiter elsewhere has waited for its quantum, so
 that nobody starves.
 """
 
@@ -18,7 +18,7 @@ from sie_core.types import Residency
 __all__ = ["Victims"]
 
 _CYCLES_GUARDED = 5.0
-_CYCLES_IDLE = 0.1
+_CYCLES_IDLE = 0.05
 
 
 class Victims:
