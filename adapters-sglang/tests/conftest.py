@@ -16,9 +16,11 @@ import pytest
 from attrs import define, field
 from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, HiCacheAdapter
 from sie_core import DeviceGrant, DeviceView, Grant, ModelSpec, Source, TransitionContext
+from sie_core.memory.emulated import EmulatedDevice
 
 SUPPORT = Path(__file__).parent / "support"
 GIB = 1 << 30
+MIB = 1 << 20
 KINDS = {
     "sglang-generation": GenerationAdapter,
     "sglang-embedding": EmbeddingAdapter,
@@ -50,13 +52,17 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def save_model(folder: Path) -> Path:
-    """A model folder: as much as admission reads of one."""
+def save_model(folder: Path, *, width: int = 8, rows: int = 8) -> Path:
+    """A model folder: as much as admission reads of one. Weights take 2 × width × rows bytes, a token 4 × width."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 512}
+    config = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
-    header = json.dumps({"w": {"dtype": "F32", "shape": [8, 8], "data_offsets": [0, 256]}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(256))
+    nbytes = 4 * width * rows
+    header = json.dumps({"w": {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, nbytes]}}).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with file.open("r+b") as stream:
+        stream.truncate(8 + len(header) + nbytes)
     return folder
 
 
@@ -100,6 +106,9 @@ def home(tmp_path: Path) -> Home:
 
 def context(account: str = "cpu", **more: Any) -> TransitionContext:
     grant = DeviceGrant(static_bytes=8 * GIB, free_bytes=64 * GIB)
+    if account.startswith("emulated"):
+        device = EmulatedDevice(account, 128 * MIB)
+        more.setdefault("device_buffer", lambda _, nbytes: device.allocate(nbytes))
     return TransitionContext(grant=Grant({account: grant}), **more)
 
 

@@ -15,6 +15,7 @@ from sie_adapters_sglang import plugin
 from sie_adapters_sglang._offload import keeps_copy
 from sie_core import (
     Declined,
+    DeviceOutOfMemory,
     EngineDied,
     GenerateRequest,
     HostOffload,
@@ -24,9 +25,12 @@ from sie_core import (
     TransitionContext,
     TransitionError,
 )
+from sie_core.memory.emulated import EmulatedDevice
 
 SCHEDULES = 1000
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
+SMALL = {"weights_gb": 1 / 64, "kv_gb": 1 / 32}
+"""Sizes for an emulated device, which is made of real memory."""
 
 
 def request(tokens: int = 4) -> GenerateRequest:
@@ -39,8 +43,8 @@ async def park(engine: Any, ctx: TransitionContext | None = None) -> HostOffload
     return answer
 
 
-async def wake(engine: Any) -> Any:
-    return await asyncio.to_thread(plugin.restore_from_host, engine, TransitionContext())
+async def wake(engine: Any, ctx: TransitionContext | None = None) -> Any:
+    return await asyncio.to_thread(plugin.restore_from_host, engine, ctx or TransitionContext())
 
 
 def hasten(engine: Any, **pace: float) -> None:
@@ -48,16 +52,31 @@ def hasten(engine: Any, **pace: float) -> None:
 
 
 async def test_parks_and_wakes(home: Any, start: Any, helpers: Any) -> None:
-    engine = start(home.model(), ctx=helpers.context("emulated:0"))
-    assert plugin.host_offload_bytes(engine) == GIB
-    assert engine.memory().devices == {"emulated:0": 3 * GIB}
+    ctx = helpers.context("emulated:0")
+    engine = start(home.model(how=SMALL), ctx=ctx)
+    assert plugin.host_offload_bytes(engine) == 16 * MIB
+    assert engine.memory().devices == {"emulated:0": 48 * MIB}
     before = await asyncio.to_thread(engine.probe, helpers.context())
-    assert (await park(engine)).host_bytes == GIB
+    assert (await park(engine)).host_bytes == 16 * MIB
     assert helpers.told(engine)["released"]
     assert engine.memory().devices == {"emulated:0": 0}
-    assert (await wake(engine)).host_bytes == 0
+    assert (await wake(engine, ctx)).host_bytes == 0
+    assert engine.memory().devices == {"emulated:0": 48 * MIB}
     assert not helpers.told(engine)["released"]
     assert await asyncio.to_thread(engine.probe, helpers.context()) == before
+    assert (await engine.generate(request()))["choices"]
+
+
+async def test_a_wake_that_finds_no_room_can_be_tried_again(home: Any, start: Any, helpers: Any) -> None:
+    ctx = helpers.context("emulated:0")
+    engine = start(home.model(how=SMALL), ctx=ctx)
+    await park(engine)
+    device = EmulatedDevice("emulated:0", 32 * MIB)
+    crowded = TransitionContext(device_buffer=lambda _, nbytes: device.allocate(nbytes))
+    with pytest.raises(DeviceOutOfMemory):
+        await wake(engine, crowded)
+    assert helpers.told(engine)["released"]
+    await wake(engine, ctx)
     assert (await engine.generate(request()))["choices"]
 
 
@@ -166,7 +185,7 @@ async def test_a_parked_engine_that_is_killed_is_noticed(home: Any, start: Any, 
 def test_who_can_be_parked(home: Any, start: Any, helpers: Any) -> None:
     on_cpu = start(home.model())
     assert isinstance(plugin.host_offload_bytes(on_cpu), Declined)
-    opted_out = start(home.model(park=False), ctx=helpers.context("emulated:0"))
+    opted_out = start(home.model(park=False, how=SMALL), ctx=helpers.context("emulated:0"))
     declined = plugin.host_offload_bytes(opted_out)
     assert isinstance(declined, Declined)
     assert "park: false" in declined.reason

@@ -24,6 +24,7 @@ from sie_core import (
 from sie_adapters_sglang._argv import SERVED_NAME
 from sie_adapters_sglang._client import EngineClient
 from sie_adapters_sglang._control import Usage
+from sie_adapters_sglang._emulated import EmulatedMemory
 from sie_adapters_sglang._gate import Gate
 from sie_adapters_sglang._gpu import held_on
 from sie_adapters_sglang._launch import Running
@@ -57,6 +58,7 @@ class SglangEngine(StreamEngine):
         self._client = EngineClient(running.url, running.keys, self._gate, self._why_gone)
         told = running.control.memory_usage()
         self.usage: Usage | None = Usage.of(told) if told is not None else None
+        self.emulated = EmulatedMemory(self.devices, self.usage.total if self.usage is not None else 0)
         running.listener.append(self._ended)
         if not running.process.alive:
             self.close(TransitionContext())
@@ -96,6 +98,7 @@ class SglangEngine(StreamEngine):
             self._closing.set()
         self._gate.die("the engine was closed")
         self._client.close()
+        self.emulated.give_back()
         process = self._running.process
         if not process.stop(self.plan.options.stop_timeout_s):
             process.kill()
@@ -106,6 +109,7 @@ class SglangEngine(StreamEngine):
             return
         reason = self._why_gone(0.0) or "the engine is gone"
         self._gate.die(reason)
+        self.emulated.give_back()
         self._events.died(f"{reason}; the end of its log:\n{self._running.process.log_tail(12)}")
 
     def _why_gone(self, wait_s: float) -> str | None:
@@ -131,14 +135,14 @@ class SglangEngine(StreamEngine):
         """Never by asking a parked engine."""
         if account.partition(":")[0] in ("cuda", "cpu"):
             return self._process_bytes(account)
-        if self.parking.parked is not False or self.usage is None:
-            return 0
-        return self.usage.total
+        return self.emulated.held_on(account)
 
     def _process_bytes(self, account: str) -> int | None:
         """What the driver, or the system, says that its processes hold there."""
         kind, _, number = account.partition(":")
-        return held_on(int(number or 0), self._pids()) if kind == "cuda" else self._resident()
+        if kind == "cuda":
+            return held_on(int(number or 0), self._pids())
+        return self._resident() if kind == "cpu" else None
 
     def _pids(self) -> list[int]:
         try:

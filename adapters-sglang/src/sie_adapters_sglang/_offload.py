@@ -47,14 +47,16 @@ def offload(engine: Engine, ctx: TransitionContext) -> HostOffload | None:
         return None
     copied = engine.usage.weights * len(engine.devices) if engine.usage is not None else 0
     engine.parking.park(ctx)
+    engine.emulated.give_back()
     context = engine.context_bytes
     return HostOffload(host_bytes=copied, retained=dict.fromkeys(engine.devices, context))
 
 
 def restore(engine: Engine, ctx: TransitionContext) -> HostResidue | None:
-    """Wake it. Raises TransitionError."""
+    """Wake it. Raises TransitionError, and on an emulated device DeviceOutOfMemory."""
     if not isinstance(engine, SglangEngine):
         return None
+    engine.emulated.take(ctx)
     engine.parking.wake(ctx)
     env = {**os.environ, **engine.plan.options.env}
     if not keeps_copy(engine.plan.installed.memory_saver, env.get("TMS_RETAIN_CPU_BACKUP")):

@@ -132,14 +132,17 @@ class Plan:
 
     def costs(self, account: str, total: int) -> Costs:
         """On a device of ``total`` bytes: measured where an earlier launch was."""
-        kind = engine_kind(account)
+        kind = account.partition(":")[0]
         version = version_key(self.installed.sglang)[:3]
-        assumed = default_costs(version, total, kind, self.options.tp_size, self.graphs)
+        if kind == "emulated":  # the process is on the CPU; of the device it takes weights and cache
+            assumed = Costs(context=0, graphs=0, activations=0)
+        else:
+            assumed = default_costs(version, total, kind, self.options.tp_size, self.graphs)
         return assumed.with_measured(cost_cache().get(self.cost_key(kind)))
 
     def measured(self, account: str, usage: Mapping[str, Any], process_bytes: int | None) -> None:
         """Keep what a launch showed, for the next one."""
-        cost_cache().record(self.cost_key(engine_kind(account)), Measured.from_usage(usage, process_bytes))
+        cost_cache().record(self.cost_key(account.partition(":")[0]), Measured.from_usage(usage, process_bytes))
 
     def cost_key(self, kind: str) -> str:
         told = attrs.asdict(self.options, recurse=False)

@@ -54,7 +54,13 @@ class SglangAdapter(Adapter):
         end_orphans()
         plan = plan_for(model, self._options(model), "all", ctx)
         running = start(model, plan, ctx)
-        return self._engine()(plan, running, list(ctx.grant.devices), self._capabilities(plan), events)
+        engine = self._engine()(plan, running, list(ctx.grant.devices), self._capabilities(plan), events)
+        try:
+            engine.emulated.take(ctx)
+        except BaseException:
+            engine.close(ctx)
+            raise
+        return engine
 
     def describe(self, model: ModelSpec) -> Capabilities | None:
         options = self._options(model)

@@ -1,0 +1,167 @@
+"""A whole server with SGLang engines, through its front door: the command `sie serve` and public clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import psutil
+import pytest
+from sie_adapters_sglang._ports import take_ports
+from sie_core import ModelSpec
+
+
+def as_config(model: ModelSpec, name: str, **more: Any) -> dict[str, Any]:
+    """A model as the configuration file has it, without what is default."""
+    options = attrs.asdict(model.options)
+    defaults = attrs.asdict(type(model.options)())
+    changed = {key: value for key, value in options.items() if value != defaults[key]}
+    return {"name": name, "adapter": model.adapter, "source": str(model.source), "options": changed, **more}
+
+
+class Served:
+    """``sie serve`` in a process of its own."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], *arguments: str) -> None:
+        (self.port,) = take_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        file = folder / "sie.yaml"
+        file.write_text(json.dumps(config))
+        self._log = (folder / "server.log").open("w")
+        command = [sys.executable, "-m", "sie_core", "serve", "--port", str(self.port), "--config", str(file)]
+        self.process = subprocess.Popen([*command, *arguments], stdout=self._log, stderr=subprocess.STDOUT)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=120)
+
+    def wait_ready(self) -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                if self.http.get("/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                assert self.process.poll() is None, Path(self._log.name).read_text()
+        raise AssertionError(Path(self._log.name).read_text())
+
+    def ask(self, model: str, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+        """A request that waits as long as the model takes to come."""
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **body}
+        until = time.monotonic() + 200
+        while True:
+            answer = self.http.post(path, json=body)
+            if answer.status_code != 503 or time.monotonic() > until:
+                return answer
+
+    def states(self) -> dict[str, str]:
+        return {row["name"]: row["residency"] for row in self.http.get("/v1/status").json()["models"]}
+
+    def engines(self) -> list[psutil.Process]:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "sglang" in " ".join(child.cmdline())]
+
+    def close(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        self._log.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def make(*models: dict[str, Any], arguments: tuple[str, ...] = (), **settings: Any) -> Served:
+        started.append(Served(tmp_path, {"models": list(models), **settings}, *arguments))
+        started[-1].wait_ready()
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.close()
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.slow
+def test_two_engines_take_turns_on_one_device(home: Any, serve: Any, helpers: Any) -> None:
+    """Each holds 48 MiB of a device with 80: the one that is asked wakes, the other one parks."""
+    helpers.save_model(home.model_folder, width=2048, rows=4096)
+    model = home.model(how={"weights_gb": 1 / 64, "kv_gb": 1 / 32}, max_total_tokens=4096)
+    a, b = as_config(model, "a"), as_config(model, "b")
+    server = serve(a, b, arguments=("--emulate-device", "80MiB"), memory={"host_cache_bytes": "64MiB"})
+    for name in ("a", "b", "a", "b", "b", "a"):
+        answer = server.ask(name)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == "w0 w1 w2 w3 w4 "
+        assert answer.json()["model"] == name
+        assert server.states()[name] == "resident"
+    assert server.states() == {"a": "resident", "b": "parked"}
+    status = {row["name"]: row for row in server.http.get("/v1/status").json()["models"]}
+    assert status["b"]["host_bytes"] == 16 << 20
+    assert len(server.engines()) >= 2
+
+
+@pytest.mark.slow
+def test_a_killed_engine_is_loaded_again_and_a_killed_server_leaves_nothing(home: Any, serve: Any) -> None:
+    server = serve(as_config(home.model(), "a"))
+    assert server.ask("a").status_code == 200
+    running = server.engines()
+    leader = next(p for p in running if p.cmdline()[1:3] == ["-m", "sglang.launch_server"])
+    leader.kill()
+    answer = server.ask("a")
+    if answer.status_code == 500:  # asked before the death was known: that request hears of it, the next one loads
+        assert "signal 9" in answer.text
+        answer = server.ask("a")
+    assert answer.status_code == 200, answer.text
+    everything = server.engines()
+    assert everything
+    server.process.kill()
+    server.process.wait()
+    until = time.monotonic() + 5
+    while any(runs(process) for process in everything) and time.monotonic() < until:
+        os.sched_yield()
+    assert not [process for process in everything if runs(process)]
+
+
+@pytest.mark.slow
+def test_chat_with_an_embedding_model_is_refused_and_embedding_goes_on(home: Any, serve: Any) -> None:
+    server = serve(as_config(home.model("sglang-embedding"), "e"))
+    body = {"model": "e", "input": ["abc", "abcde"], "encoding_format": "float"}
+    until = time.monotonic() + 60
+    while (answer := server.http.post("/v1/embeddings", json=body)).status_code == 503 and time.monotonic() < until:
+        pass
+    assert answer.status_code == 200, answer.text
+    assert [len(row["embedding"]) for row in answer.json()["data"]] == [4, 4]
+    assert server.ask("e").status_code == 400
+    assert server.http.post("/v1/embeddings", json=body).status_code == 200
+
+
+@pytest.mark.slow
+def test_the_openai_client_talks_to_the_real_one(real: Any, serve: Any) -> None:
+    openai = pytest.importorskip("openai")
+    server = serve(as_config(real.model(), "tiny"))
+    assert server.ask("tiny").status_code == 200
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        messages = [{"role": "user", "content": "hello"}]
+        whole = client.chat.completions.create(model="tiny", messages=messages, max_tokens=6, temperature=0)
+        assert whole.choices[0].finish_reason in ("length", "stop")
+        assert whole.usage.completion_tokens <= 6
+        stream = client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=6, temperature=0, stream=True
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == whole.choices[0].message.content
