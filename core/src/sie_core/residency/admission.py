@@ -482,12 +482,16 @@ class Admission:
         heir = next((other for other in self._waiting if other.plan is plan), None)
         if heir is None:
             return False
+        ledger = self._roster.ledger
         self._unbook(heir)
-        fits = not self._roster.ledger.shortfall(place.all_needs)
-        try:
-            if fits:
-                self._book(needer, place, ())
-        finally:
+        fits = not ledger.shortfall(place.all_needs)
+        if fits:
+            self._book(needer, place, ())
+        if ledger.shortfall((*plan.needs, *plan.staging), without=plan.victims, owner=heir.owner):
+            heir.plan = None  # what it had went to others who wait longer
+            self._let_off(plan, "its successor has to plan anew")
+            self.request_pump()
+        else:
             self._enter(heir, plan.needs, plan.staging, plan.victims)
         return fits
 

@@ -20,6 +20,8 @@ class EngineWorker(ABC):
     name: str
     stuck: asyncio.Future[Any] | None = None
     """The call that nobody waits for any more: it overran its deadline, or its transition was torn."""
+    current: asyncio.Future[Any] | None = None
+    """The call that runs now. One that is queued behind it can still be cancelled."""
 
     @abstractmethod
     def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -78,10 +80,12 @@ class Worker(EngineWorker):
             loop, future, fn, args = job
             if future.cancelled():
                 continue
+            self.current = future
             try:
                 outcome, failed = fn(*args), False
             except BaseException as error:  # translated by whoever awaits the future
                 outcome, failed = error, True
+            self.current = None
             try:
                 loop.call_soon_threadsafe(_resolve, future, outcome, failed)
             except RuntimeError:

@@ -76,6 +76,7 @@ class Batcher:
         self._run_items = 0
         self._cap: float | None = None  # a budget lowered by an out-of-memory error
         self._dead: BaseException | None = None
+        self._running: asyncio.Future[Hop] | None = None  # the run that was handed to the engine's thread
 
     # --- the front door --------------------------------------------------------------------------------
 
@@ -134,6 +135,9 @@ class Batcher:
         if self._dead is None:
             self._dead = error
         self._fail_pending(error)
+        running = self._running
+        if running is not None and self._worker.current is not running:
+            running.cancel()  # queued behind a call that may never return: it must not keep its permit
 
     def _fail_pending(self, error: BaseException) -> None:
         for job in self._waiting:
@@ -235,7 +239,7 @@ class Batcher:
                 future = self._worker.submit(run_chosen, self.engine, Hop(chosen=chosen))
             if not self._tokenising:
                 self._tokenise()
-            hop: Hop = await future
+            hop: Hop = await self._ran(future)
         self._intake.accept(hop.prepared)
         self._take_out(hop.chosen, window)
         return hop
@@ -244,12 +248,19 @@ class Batcher:
         if self._dead is not None:
             return Hop(chosen=[*slots], error=self._dead)
         async with self._permit():
-            hop: Hop = await self._worker.submit(run_chosen, self.engine, Hop(chosen=[*slots]))
+            hop: Hop = await self._ran(self._worker.submit(run_chosen, self.engine, Hop(chosen=[*slots])))
         if hop.error is None:
             self._settle(hop)
         else:
             self._learn(hop)
         return hop
+
+    async def _ran(self, future: asyncio.Future[Hop]) -> Hop:
+        self._running = future
+        try:
+            return await future
+        finally:
+            self._running = None
 
     def _learn(self, hop: Hop) -> None:
         """A run that was too large for the device: the next ones stay below half of it, for a while."""

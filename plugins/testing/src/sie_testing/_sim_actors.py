@@ -131,7 +131,11 @@ class Actors:
             world.counts["batches"] += 1
             run = lease.worker.submit(activate)
             run.add_done_callback(consume)
-            await asyncio.wait({run})
+            await asyncio.wait({run, lease.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not run.done() and lease.worker.current is not run:
+                run.cancel()  # queued behind a call that may never return
+            else:
+                await asyncio.wait({run})
 
     # --- operators ---------------------------------------------------------------------------------
 

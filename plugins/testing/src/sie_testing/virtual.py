@@ -202,7 +202,7 @@ class VirtualWorker(EngineWorker):
             if self._closed:
                 self.abandon()
             return
-        _, fn, args = self._jobs[0]
+        self.current, fn, args = self._jobs[0]
         self._job = (fn, args)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"virtual-{self.name}", daemon=True)
@@ -220,6 +220,7 @@ class VirtualWorker(EngineWorker):
             self._arrangement[0]()  # sets the timer, or joins the latch, that will call ``resume``
             return
         future = self._jobs.popleft()[0]
+        self.current = None
         outcome, failed = self._outcome
         self._outcome = (None, False)
         if not future.done():
