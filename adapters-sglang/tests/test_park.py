@@ -259,11 +259,10 @@ async def test_no_schedule_of_parks_wakes_and_requests_kills_it(home: Any, start
         dice = random.Random(seed)
         asks = [asyncio.create_task(ask(dice)) for _ in range(dice.randrange(5))]
         for _ in range(dice.randrange(1, 3)):
+            await asyncio.sleep(dice.random() * 0.015)
             await move(dice)
         await asyncio.gather(*asks)
         assert not events.deaths, (seed, events.deaths)
     assert outcomes["parked"] > 1000
-    assert outcomes["answered"] > 50
-    assert outcomes["ModelLoading"] > 50
-    assert outcomes["TimeoutError"] > 20
-    assert outcomes["InferenceError"] > 10, outcomes
+    for what in ("answered", "ModelLoading", "TimeoutError", "InferenceError"):
+        assert outcomes[what] > 5, outcomes

@@ -55,6 +55,17 @@ def test_a_slow_start_that_makes_progress_is_waited_for(home: Any, start: Any) -
     assert engine.pid
 
 
+def test_nothing_probes_an_engine_once_it_is_ready(home: Any, start: Any, helpers: Any) -> None:
+    """A probe is a request: under load it comes late, and on released memory it kills. The process is what counts."""
+    engine = start(home.model(how={"start_s": 0.5}))
+    engine.memory()
+    for _ in range(2):
+        plugin.offload_to_host(engine, helpers.context())
+        engine.memory()
+        plugin.restore_from_host(engine, helpers.context())
+    assert helpers.told(engine)["health"] == 1
+
+
 def test_a_start_that_is_called_off(home: Any, start: Any, helpers: Any) -> None:
     ctx = helpers.context()
     threading.Timer(0.3, ctx.cancelled.set).start()

@@ -115,6 +115,15 @@ def test_what_ignores_sigterm_is_killed(home: Any, start: Any, helpers: Any) -> 
     assert gone(processes, 0)
 
 
+def test_closing_keeps_to_the_cores_deadline(home: Any, start: Any, helpers: Any) -> None:
+    engine = start(home.model(how={"stubborn": True}, stop_timeout_s=60))
+    processes = family(engine.pid)
+    begun = time.monotonic()
+    engine.close(helpers.context(deadline=begun + 5))
+    assert time.monotonic() - begun < 5
+    assert gone(processes, 0)
+
+
 def test_a_crash_ends_the_rest_and_is_told(home: Any, start: Any, helpers: Any) -> None:
     events = helpers.Events()
     engine = start(home.model(how={"children": 2, "say": "hello"}), events=events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ __all__ = ["GenerationEngine", "SglangEngine"]
 log = logging.getLogger(__name__)
 
 _PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_KILL_S = 3.0
+"""What SIGKILL and its aftermath may take of the time that the core gives for closing."""
 _PROBE = "The quick brown fox jumps over the lazy dog"
 
 
@@ -100,7 +103,8 @@ class SglangEngine(StreamEngine):
         self._client.close()
         self.emulated.give_back()
         process = self._running.process
-        if not process.stop(self.plan.options.stop_timeout_s):
+        left = ctx.deadline - time.monotonic() - _KILL_S
+        if not process.stop(min(self.plan.options.stop_timeout_s, max(0.5, left))):
             process.kill()
         self._running.forget()
 
