@@ -13,6 +13,7 @@ from sie_core import (
     EncodeParams,
     EngineDied,
     GenerateRequest,
+    InputTooLong,
     InvalidInput,
     Item,
     NonFiniteOutput,
@@ -57,6 +58,28 @@ async def test_what_is_refused(home: Any, start: Any, request_: BatchRequest, er
     with pytest.raises(error):
         await engine.encode(request_)
     assert await engine.encode(encode(Item(text="abc")))
+
+
+async def test_what_is_too_long_is_refused_or_cut_as_asked(home: Any, start: Any) -> None:
+    engine = start(home.model("sglang-embedding"))
+    long = "x" * 600
+    for items, tokens in (
+        ((Item(text="fine"), Item(text=long)), 602),
+        ((Item(text="a"), Item(token_ids=(5,) * 600)), 600),
+    ):
+        with pytest.raises(InputTooLong) as caught:
+            await engine.encode(encode(*items))
+        assert (caught.value.index, caught.value.tokens, caught.value.limit) == (1, tokens, 511)
+        _, cut = await engine.encode(encode(*items, truncate=True))
+        assert cut.tokens == 511
+    (fits,) = await engine.encode(encode(Item(text="x" * 505)))
+    assert fits.tokens == 505
+
+
+async def test_an_instruction_goes_before_the_text(home: Any, start: Any) -> None:
+    engine = start(home.model("sglang-embedding"))
+    (output,) = await engine.encode(encode(Item(text="abc"), instruction="query: "))
+    assert output.tokens == 10
 
 
 async def test_chat_does_not_reach_an_embedding_engine(home: Any, start: Any) -> None:

@@ -19,10 +19,12 @@ from sie_adapters_sglang._state import TOKEN, state_folder
 from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter
 from sie_core import (
     BatchRequest,
+    EncodeParams,
     EngineDied,
     EngineStartError,
     GenerateRequest,
     InferenceError,
+    InputTooLong,
     InvalidInput,
     Item,
     Task,
@@ -274,8 +276,11 @@ async def test_embeds(real: Any, helpers: Any) -> None:
         await asyncio.to_thread(plugin.restore_from_host, engine, TransitionContext())
         after = await asyncio.to_thread(engine.probe, TransitionContext())
         assert engine.probe_matches(before, after)
-        with pytest.raises(InvalidInput):
-            await engine.encode(BatchRequest(Task.ENCODE, [Item(text="word " * 600)]))
+        long = [Item(text="word " * 600)]
+        with pytest.raises(InputTooLong):
+            await engine.encode(BatchRequest(Task.ENCODE, long))
+        (cut,) = await engine.encode(BatchRequest(Task.ENCODE, long, EncodeParams(truncate=True)))
+        assert cut.tokens == 511
     finally:
         await asyncio.to_thread(engine.close, TransitionContext())
     assert events.deaths == []

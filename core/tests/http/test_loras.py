@@ -53,7 +53,9 @@ async def test_an_adapter_is_loaded_selected_and_unloaded(served: Start) -> None
         ("billing", {"source": "path:/" + "x" * 100_000}, 400, "has 100006 characters; 4096 at most"),
         ("billing", {"source": 7}, 400, "'source' must be a text"),
         ("billing", {}, 400, "has no LoRA adapter 'billing'"),
+        ("billing", {"sorce": "path:/x"}, 400, "'sorce' is no field here; there is source and wait_s"),
         ("bill ing", {"source": "path:/x"}, 400, "holds ' '"),
+        ("", {"source": "path:/x"}, 400, "it is empty"),
         ("billing", {"source": "path:/missing"}, 502, "made up to be missing"),
     ],
 )
@@ -72,6 +74,11 @@ async def test_models_that_take_none_and_names_that_are_no_text(served: Start) -
         answer = await s.http.post("/v1/admin/models/mini/loras/billing", json={"source": "path:/x"})
         assert answer.status_code == 400
         assert "takes no LoRA adapters" in answer.json()["detail"]["message"]
+        assert (await s.http.get("/v1/status")).json()["models"][0]["loras"] == []
+        wrong = await s.http.put("/v1/admin/models/mini/loras/billing")
+        assert (wrong.status_code, set(wrong.headers["allow"].split(", "))) == (405, {"DELETE", "POST"})
+        both = await s.encode("adaptable", params={"lora": "a", "options": {"lora": "b"}})
+        assert (both.status_code, "'b'" in both.json()["detail"]["message"]) == (400, True)
         for bad in (7, "", ["billing"]):
             assert (await s.encode("adaptable", params={"lora": bad})).status_code == 400
             assert (await s.embed(model="adaptable", lora=bad)).status_code == 400

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from sie_core import DeadlineExceeded, DeviceNeed, LoraLoading, ModelSpec, Residency, ResourceExhausted
+from sie_core import DeadlineExceeded, DeviceNeed, LoraLoading, ModelLoadFailed, ModelSpec, Residency
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
 from sie_testing.house import MIB, House, close, fake, house, play
@@ -191,8 +191,13 @@ def test_a_mistyped_source_can_be_corrected() -> None:
 def test_one_that_does_not_fit_beside_its_own_model_says_so() -> None:
     async def scene() -> None:
         built = house(adaptable(size=100 * MIB, lora_bytes=60 * MIB))
-        with pytest.raises(ResourceExhausted, match=r"held by the model itself \(100\.0 MiB\): use a larger device"):
-            await use(built, "one")
+        for _ in range(2):
+            with pytest.raises(
+                ModelLoadFailed, match=r"held by the model itself \(100\.0 MiB\): use a larger"
+            ) as failed:
+                await use(built, "one")
+            assert failed.value.permanent
+        assert FaultPoints.of("m").hits("lora_reserve") == 1
         await close(built)
 
     play(scene)

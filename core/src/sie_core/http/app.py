@@ -84,8 +84,9 @@ def _routes(site: Site) -> list[BaseRoute]:
         WebSocketRoute("/ws/status", status.StatusFeed(site)),
         route("GET", "/v1/admin/decisions", admin.decisions),
         route("GET", "/v1/admin/models/{model:path}/explain", admin.explain),
-        route("POST", "/v1/admin/models/{model:path}/loras/{lora:path}", admin.load_lora),
-        route("DELETE", "/v1/admin/models/{model:path}/loras/{lora:path}", admin.unload_lora),
+        Route(
+            "/v1/admin/models/{model:path}/loras/{lora:path}", Endpoint(admin.lora, site), methods=["POST", "DELETE"]
+        ),
         *(route("POST", f"/v1/admin/models/{{model:path}}/{name}", act) for name, act in admin.ACTIONS.items()),
         route("GET", "/healthz", ops.healthz),
         route("GET", "/readyz", ops.readyz),

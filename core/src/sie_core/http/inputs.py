@@ -92,8 +92,10 @@ def _native_params(items: tuple[Item, ...], params: Mapping[Any, Any]) -> Encode
 
     def option(name: str) -> Any:
         """Clients put these beside ``options`` or into it."""
-        inner = options.pop(name, None)
-        return inner if params.get(name) is None else params[name]
+        inner, outer = options.pop(name, None), params.get(name)
+        if inner is not None and outer is not None and inner != outer:
+            raise InvalidInput(f"{name!r} is {shown(outer)} and, in 'options', {shown(inner)}", param=name)
+        return inner if outer is None else outer
 
     asked = params.get("output_dtype")
     dtype = "float32" if asked is None else asked

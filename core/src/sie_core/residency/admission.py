@@ -401,14 +401,15 @@ class Admission:
         pinned = sorted(name for name, other in roster.records.items() if other.spec.pinned and other.seat is not None)
         holders = f"pinned models ({', '.join(pinned)})" if pinned else "other processes"
         advice = "unpin or unload something, or try again later"
+        own = roster.ledger.holding(record.name).get(account, 0)
         if needer.purpose != "engine" and not pinned:
-            own = roster.ledger.holding(record.name).get(account, 0)
             holders, advice = f"the model itself ({format_bytes(own)})", "use a larger device, or ask it for less"
-        error = ResourceExhausted(
-            f"model {record.name!r} is {format_bytes(short)} short on {account}, held by {holders}: {advice}",
-            retry_after_s=10.0,
-        )
-        self._fail(needer, error)
+        message = f"model {record.name!r} is {format_bytes(short)} short on {account}, held by {holders}: {advice}"
+        state = next(state for state in roster.ledger.accounts() if state.account == account)
+        if needer.purpose != "engine" and not pinned and not state.foreign:
+            self._fail(needer, NeverFits(message, account=account, needed=own + short, capacity=state.capacity))
+        else:
+            self._fail(needer, ResourceExhausted(message, retry_after_s=10.0))
         return True
 
     def _others(self, needer: Needer, ways: list[Placement]) -> bool:

@@ -17,6 +17,7 @@ from sie_core.errors import (
     EngineDied,
     LoraLoading,
     ModelLoading,
+    NeverFits,
     OutOfMemory,
     ResourceExhausted,
     TransitionCancelled,
@@ -114,6 +115,12 @@ class Loras:
         if lora is None:
             lora = record.loras[name] = Lora(name)
         lora.source, lora.failure, lora.attempts = source or known, None, 0
+
+    def refuse(self, record: Record, name: str) -> None:
+        """The model takes none: the name that was added is not kept."""
+        lora = record.loras.get(name)
+        if lora is not None and self._is_only_a_name(record, lora):
+            del record.loras[name]
 
     def _is_only_a_name(self, record: Record, lora: Lora) -> bool:
         busy = lora.uses or lora in self._bringing or lora in self._removing
@@ -327,7 +334,7 @@ class Loras:
                     raise TransitionCancelled("it was unloaded, or comes from elsewhere now")
                 await self._uninterrupted(way, self._moves.load(record, seat, lora, source, need, purpose))
                 return
-            except (OutOfMemory, ResourceExhausted) as error:
+            except (OutOfMemory, ResourceExhausted, NeverFits) as error:
                 self._moves.unbook(record, seat, purpose)
                 idle = self._idle(record, seat)
                 if idle is not None:

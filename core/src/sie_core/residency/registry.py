@@ -305,7 +305,11 @@ class Registry:
         self._lifecycle.loras.add(self._find(model), name, source)
         with await self.acquire(model, wait_s=wait_s) as lease:
             left = None if until is None else max(0.0, until - self._roster.now())
-            (await self.hold_lora(lease, name, wait_s=left)).release()
+            try:
+                (await self.hold_lora(lease, name, wait_s=left)).release()
+            except Unsupported:
+                self._lifecycle.loras.refuse(self._find(model), name)
+                raise
 
     async def unload_lora(self, model: str, name: str, *, wait_s: float | None = None) -> None:
         """Unload a LoRA adapter once no request uses it; one that is configured may be named again.

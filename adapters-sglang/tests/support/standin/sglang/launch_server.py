@@ -126,6 +126,8 @@ class Engine:
         answers = []
         for item in items:
             length = len(item)
+            if length >= 512:
+                raise Refused("longer than the context")
             vector = [1.0 / (length + d + 1) for d in range(dims)]
             if item == "nan":
                 vector = [float("nan")] * dims
@@ -242,6 +244,10 @@ class Connection:
             return self.send(200, {"text": answer["choices"][0]["text"], "output_ids": [1, 2, 3]})
         if path == "/encode":
             return self.send(200, engine.vectors(body))
+        if path == "/tokenize":
+            ids = [ord(letter) for letter in body["prompt"]]
+            ids = [1, *ids, 2] if body["add_special_tokens"] else ids
+            return self.send(200, {"tokens": ids, "count": len(ids), "max_model_len": 512})
         if path == "/server_info":
             return self.send(200, engine.info())
         if path == "/v1/loads":

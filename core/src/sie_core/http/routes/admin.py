@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sie_core.residency import ModelStatus
     from sie_core.serving import Service
 
-__all__ = ["ACTIONS", "decisions", "explain", "load_lora", "unload_lora"]
+__all__ = ["ACTIONS", "decisions", "explain", "lora"]
 
 _LONGEST_SOURCE = 4096  # characters; no path is longer
 
@@ -46,9 +46,16 @@ async def explain(site: Site, exchange: Exchange) -> Reply:
     return pack(explanation(site.service.explain(model_in_path(exchange))), msgpack=exchange.wants_msgpack)
 
 
-async def load_lora(site: Site, exchange: Exchange) -> Reply:
-    """Load a LoRA adapter from ``source`` (none for one that is configured); ``wait_s`` bounds the wait."""
+async def lora(site: Site, exchange: Exchange) -> Reply:
+    """Load or unload a LoRA adapter, and answer with the model's status."""
+    act = _unload_lora if exchange.scope["method"] == "DELETE" else _load_lora
+    return await act(site, exchange)
+
+
+async def _load_lora(site: Site, exchange: Exchange) -> Reply:
+    """From ``source`` (none for one that is configured); ``wait_s`` bounds the wait."""
     options = await read_object(exchange, site.limits, optional=True)
+    _check_known(options, ("source", "wait_s"))
     with Watched(exchange):
         status = await site.service.load_lora(
             model_in_path(exchange), _lora_in_path(exchange), _lora_source(options), wait_s=_seconds(options)
@@ -56,8 +63,8 @@ async def load_lora(site: Site, exchange: Exchange) -> Reply:
     return pack(model_status(status), msgpack=exchange.wants_msgpack)
 
 
-async def unload_lora(site: Site, exchange: Exchange) -> Reply:
-    """Unload a LoRA adapter once no request uses it; ``?wait_s=N`` bounds the wait."""
+async def _unload_lora(site: Site, exchange: Exchange) -> Reply:
+    """Once no request uses it; ``?wait_s=N`` bounds the wait."""
     asked = parse_qs(exchange.scope["query_string"].decode("latin-1")).get("wait_s")
     options: dict[str, Any] = {}
     if asked is not None:
@@ -74,7 +81,7 @@ async def unload_lora(site: Site, exchange: Exchange) -> Reply:
 
 def _lora_in_path(exchange: Exchange) -> str:
     name: str = exchange.scope["path_params"]["lora"]
-    wrong = check_name(name)
+    wrong = check_name(name) if name else "it is empty"
     if wrong is not None:
         raise InvalidInput(f"no name for a LoRA adapter: {wrong}", param="lora")
     return name
@@ -133,6 +140,14 @@ async def _in_tier(service: Service, asked: Awaitable[ModelStatus]) -> ModelStat
         raise HttpError(501, "UNSUPPORTED", error.message) from error
 
 
+def _check_known(options: dict[str, Any], known: Sequence[str]) -> None:
+    for name in options:
+        if name not in known:
+            raise InvalidInput(
+                f"{str(name)[:80]!r} is no field here; there is {' and '.join(known)}", param=str(name)[:80]
+            )
+
+
 def _seconds(options: dict[str, Any]) -> float | None:
     value = options.get("wait_s")
     if value is None:
@@ -142,10 +157,13 @@ def _seconds(options: dict[str, Any]) -> float | None:
     return float(value)
 
 
-def _handler(act: Callable[[Service, str, dict[str, Any]], Awaitable[ModelStatus]]) -> Handler:
+def _handler(
+    act: Callable[[Service, str, dict[str, Any]], Awaitable[ModelStatus]], known: Sequence[str] = ("wait_s",)
+) -> Handler:
     async def handle(site: Site, exchange: Exchange) -> Reply:
         """Do it, and answer with the model's status. A body is optional: ``wait_s``, and ``force`` for unload."""
         options = await read_object(exchange, site.limits, optional=True)
+        _check_known(options, known)
         with Watched(exchange):
             status = await act(site.service, model_in_path(exchange), options)
         return pack(model_status(status), msgpack=exchange.wants_msgpack)
@@ -155,7 +173,7 @@ def _handler(act: Callable[[Service, str, dict[str, Any]], Awaitable[ModelStatus
 
 ACTIONS: dict[str, Handler] = {
     "load": _handler(_load),
-    "unload": _handler(_unload),
+    "unload": _handler(_unload, ("wait_s", "force")),
     "park": _handler(_park),
     "wake": _handler(_wake),
     "pin": _handler(_pin),
