@@ -245,3 +245,37 @@ def test_needer_and_victims_may_share_a_pool() -> None:
     ledger.release("a")
     assert ledger.lien("new") == {} and ledger.available("gpu") == 5
     ledger.check()
+
+
+def test_room_of_a_pool_that_a_needer_waits_for_is_waited_for_by_those_who_came_after_it() -> None:
+    """The second needs the pool's headroom as much as the first, which has booked it and waits for its victim."""
+    ledger = Ledger()
+    ledger.add_account("cuda:0", total=100)
+    ledger.book("victim", [Need("cuda:0", static=60)])
+    ledger.settle("victim")
+    ledger.book("first", [Need("cuda:0", static=30, headroom=40, pool="p")], victims=["victim"])
+    assert ledger.lien("first") == {"cuda:0": 30}
+    assert not ledger.relies_on_unpaid("first")
+    ledger.book("other", [Need("cuda:0", static=0)])
+    ledger.check()
+    ledger.release("other")
+
+    ledger.book("second", [Need("cuda:0", static=0, headroom=40, pool="p")])
+    assert ledger.lien("second") == {}
+    assert ledger.relies_on_unpaid("second")
+    ledger.release("first")
+    ledger.check()
+    assert ledger.available("cuda:0") == 0
+    assert sum(ledger.lien("second").values()) == 0, "there was room for it without the first"
+
+    ledger.release("second")
+    ledger.book("large", [Need("cuda:0", static=40)])
+    ledger.book("first", [Need("cuda:0", static=10, headroom=40, pool="p")], victims=["victim"])
+    ledger.book("second", [Need("cuda:0", static=0, headroom=40, pool="p")])
+    ledger.release("first")
+    ledger.check()
+    assert ledger.lien("second") == {"cuda:0": 40}
+    assert not ledger.relies_on_unpaid("second")
+    ledger.release("victim")
+    ledger.check()
+    assert ledger.lien("second") == {}

@@ -6,7 +6,7 @@ Nothing here decides anything; :mod:`sie_core.memory.ledger` does.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from attrs import define, field
@@ -183,6 +183,14 @@ class Pool:
             return 0
         top = sum(self.headrooms[place][0] for place in range(min(self.account.permits, count)))
         return self.contexts[0][0] + top + self.surcharge
+
+    def extra_without(self, absent: Collection[Claim]) -> int:
+        """Context and headroom if these members were not there; without the surcharge."""
+        present = [claim for claim in self.members.values() if claim.attached and claim not in absent]
+        if not present:
+            return 0
+        tops = sorted((claim.headroom for claim in present), reverse=True)[: self.account.permits]
+        return max(claim.context for claim in present) + sum(tops)
 
     def weigh(self) -> Weight:
         extra = self.extra

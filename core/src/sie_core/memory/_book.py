@@ -246,6 +246,34 @@ class Book:
         for lien in [lien for lien in self._owners[claim.owner].liens if lien.claim is claim]:
             self._strike(lien)
 
+    def _waiting_beside(self, claim: Claim) -> list[tuple[Account, int, tuple[str, ...]]]:
+        """By account on which a pooled claim waits for bytes: by how much it is over now, and who owes them."""
+        if claim.pool is None:
+            return []
+        return [
+            (lien.account, max(0, -lien.account.loose), tuple(lien.owed))
+            for lien in self._owners[claim.owner].liens
+            if lien.claim is claim
+        ]
+
+    def _hand_over(self, gone: Claim, inherited: Sequence[tuple[Account, int, tuple[str, ...]]]) -> None:
+        """A claim that waited for its pool's room is gone, and another that came after it relies on that room: it waits
+        for it now."""
+        pool = gone.pool
+        for level, over, victims in inherited:
+            short = -level.loose - over
+            heirs = pool.members.values() if pool is not None else ()
+            heir = next((claim for claim in heirs if claim.attached and claim.in_transit), None)
+            if short <= 0 or heir is None:
+                continue
+            known = [lien for lien in self._owners[heir.owner].liens if lien.claim is heir and lien.account is level]
+            if known:
+                known[0].unpaid += short
+                level.unpaid += short
+                self._allocate(known[0], victims)
+            else:
+                self._add_lien(heir, level, short, victims)
+
     def _trim(self, owner: str) -> None:
         """Nobody owes more than it holds: what shrank without paying (a deficit took it) is another's to owe."""
         record = self._owners.get(owner)

@@ -139,6 +139,26 @@ class Reading(Book):
             held[claim.account.name] = held.get(claim.account.name, 0) + self._charge(claim)
         return held
 
+    def relies_on_unpaid(self, owner: str) -> bool:
+        """Whether the owner counts on room of a pool that another member has booked and still waits for."""
+        record = self._owners.get(owner)
+        for claim in record.pooled if record is not None else ():
+            pool = claim.pool
+            if pool is None or not claim.attached:
+                continue
+            unpaid = {
+                lien.claim
+                for level in claim.account.chain
+                for lien in level.liens
+                if lien.claim.pool is pool and lien.claim is not claim
+            }
+            if not unpaid:
+                continue
+            alone = pool.extra_without(unpaid) - pool.extra_without({*unpaid, claim})
+            if alone > pool.extra_without(()) - pool.extra_without({claim}):
+                return True
+        return False
+
     def claims(self) -> list[ClaimState]:
         """Every claim, in order of booking."""
         liens = {lien.claim: lien.unpaid for lien in self._liens() if lien.account is lien.claim.account}

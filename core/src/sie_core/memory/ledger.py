@@ -216,10 +216,12 @@ class Ledger(Reading):
         claims = [claim for claim in record.claims.values() if purpose is None or claim.purpose == purpose]
         went: dict[str, int] = {}
         for claim in claims:
+            inherited = self._waiting_beside(claim)
             self._strike_liens(claim)
             before = claim.account.weight.charge
             self._remove_claim(claim)
             went[claim.account.name] = went.get(claim.account.name, 0) + before - claim.account.weight.charge
+            self._hand_over(claim, inherited)
         self._balance(owner)
         self._trim(owner)
         if not record.claims:

@@ -243,6 +243,8 @@ class Admission:
         if needer.at_least and plan.owing:
             return  # the book says that the bytes are there, the device said otherwise: wait for the victims
         if not any(self._roster.ledger.lien(needer.record.name).values()):
+            if needer.purpose == "engine" and self._roster.ledger.relies_on_unpaid(needer.record.name):
+                return  # the pool's room is booked, and not there yet
             self._let_off(plan, "the bytes came from elsewhere")
             self._grant(needer, plan.placed)
         elif not plan.owing:
@@ -450,7 +452,11 @@ class Admission:
             record.devices = place.devices
             record.booked = tuple(need for need in needs if need.account != HOST)
         if not victims:
-            self._grant(needer, placed)
+            if needer.purpose == "engine" and roster.ledger.relies_on_unpaid(record.name):
+                needer.plan = Plan(placed, (), set(), set(), tuple(needs), tuple(place.staging))
+                record.blocked = "waits for memory that another model of its pool is about to get"
+            else:
+                self._grant(needer, placed)
             return
         roster.decide(
             record.name,
