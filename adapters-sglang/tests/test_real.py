@@ -91,11 +91,11 @@ async def test_generates(engine: Any) -> None:
 async def test_streams_what_it_would_answer(engine: Any) -> None:
     whole = (await engine.generate(completion(ignore_eos=True)))["choices"][0]["text"]
     request = completion(ignore_eos=True, stream_options={"include_usage": True})
-    pieces = [json.loads(piece) async for piece in engine.stream(request)]
+    pieces = [json.loads(piece) async for run in engine.stream(request) for piece in run]
     assert "".join(piece["choices"][0]["text"] for piece in pieces if piece["choices"]) == whole
     assert pieces[-1]["choices"] == []
     assert pieces[-1]["usage"]["completion_tokens"] == 8
-    pieces = [json.loads(piece) async for piece in engine.stream(chat())]
+    pieces = [json.loads(piece) async for run in engine.stream(chat()) for piece in run]
     assert pieces[0]["object"] == "chat.completion.chunk"
     assert pieces[-1]["choices"][0]["finish_reason"]
 

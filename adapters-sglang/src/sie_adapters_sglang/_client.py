@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
-import httpx
 from sie_core import EngineDied, InferenceError
 
 from sie_adapters_sglang._control import Keys
 from sie_adapters_sglang._gate import Gate, Place
+from sie_adapters_sglang._http import Answer, Broken, Pool
 from sie_adapters_sglang._relay import checked_answer, pieces, raise_for
 
 __all__ = ["EngineClient"]
 
 # Shorter than the time after which the engine closes an idle connection.
 _KEEP_S = 2.0
+_CONNECT_S = 5.0
+_ABORT_S = 5.0
 _DEATH_S = 1.0
 _CLOSE_S = 2.0
 _AGAIN_S = 0.5
+
+T = TypeVar("T")
 
 
 class EngineClient:
@@ -32,7 +37,7 @@ class EngineClient:
         self._url, self._keys, self._gate, self._died = url, keys, gate, died
         self._lock = threading.Lock()
         self._closed = False
-        self._pools: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, path: str, body: Mapping[str, Any], *, rid: bool = True) -> Any:
@@ -45,38 +50,49 @@ class EngineClient:
         name = uuid4().hex if rid else None
         request = {**body, "rid": name} if rid else body
         with self._gate.enter() as place:
-            answer = await self._sent(self._pool().post(path, json=request), name, place)
-            if answer.status_code != 200:
-                raise_for(answer.status_code, answer.content)
-            return checked_answer(answer.content) if rid else answer.json()
+            status, content = await self._sent(self._whole(path, request), name, place)
+            if status != 200:
+                raise_for(status, content)
+            return checked_answer(content) if rid else json.loads(content)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """The pieces of a stream. Leaving it early aborts the request. Raises as ``ask``."""
+    async def _whole(self, path: str, request: Mapping[str, Any]) -> tuple[int, bytes]:
+        answer = await self._pool().post(path, request, self._keys.api)
+        read = False
+        try:
+            content = await answer.rest()
+            read = True
+        finally:
+            answer.close(read=read)
+        return answer.status, content
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[list[bytes]]:
+        """The pieces of a stream, those together that came together. Leaving it early aborts the request.
+
+        Raises as ``ask``.
+        """
         name = uuid4().hex
         ended = False
         with self._gate.enter() as place:
-            pool = self._pool()
-            request = pool.build_request("POST", path, json={**body, "rid": name, "stream": True})
-            answer = await self._sent(pool.send(request, stream=True), name, place)
+            request = {**body, "rid": name, "stream": True}
+            answer = await self._sent(self._pool().post(path, request, self._keys.api), name, place)
+            read = False
             try:
-                if answer.status_code != 200:
+                if answer.status != 200:
                     ended = True
-                    raise_for(answer.status_code, await answer.aread())
-                async with contextlib.aclosing(pieces(answer.aiter_raw())) as found:
-                    async for piece in found:
-                        yield piece
-                ended = True
-            except (httpx.TransportError, EOFError) as error:
+                    raise_for(answer.status, await answer.rest())
+                async with contextlib.aclosing(pieces(answer.read)) as found:
+                    async for run in found:
+                        yield run
+                ended = read = True
+            except (Broken, EOFError) as error:
                 ended = True
                 raise await self._broken(error) from error
             finally:
-                await answer.aclose()
+                answer.close(read=read)
                 if not ended:
                     self._run(self._abort(name))
 
-    async def _sent(
-        self, sending: Coroutine[Any, Any, httpx.Response], name: str | None, place: Place
-    ) -> httpx.Response:
+    async def _sent(self, sending: Coroutine[Any, Any, T], name: str | None, place: Place) -> T:
         """The beginning of an answer.
 
         Who is cancelled before it is there does not know whether the engine has the request yet. It may come to it at
@@ -88,10 +104,10 @@ class EngineClient:
         except asyncio.CancelledError:
             self._run(self._abandon(task, name, place.keep()))
             raise
-        except httpx.TransportError as error:
+        except Broken as error:
             raise await self._broken(error) from error
 
-    async def _abandon(self, task: asyncio.Task[httpx.Response], name: str | None, leave: Callable[[], None]) -> None:
+    async def _abandon(self, task: asyncio.Task[Any], name: str | None, leave: Callable[[], None]) -> None:
         """Abort a request that may still be on its way, until it has ended."""
         try:
             while not task.done():
@@ -99,7 +115,9 @@ class EngineClient:
                     await self._abort(name)
                 await asyncio.wait({task}, timeout=_AGAIN_S)
             if not task.cancelled() and task.exception() is None:
-                await task.result().aclose()
+                result = task.result()
+                if isinstance(result, Answer):
+                    result.close(read=False)
         finally:
             task.cancel()
             leave()
@@ -111,20 +129,15 @@ class EngineClient:
         for loop, pool in pools.items():
             _close_pool(loop, pool)
 
-    def _pool(self) -> httpx.AsyncClient:
+    def _pool(self) -> Pool:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
             with self._lock:
                 if self._closed:
                     raise EngineDied("the engine was closed")
-                pool = self._pools[loop] = httpx.AsyncClient(
-                    base_url=self._url,
-                    headers={"Authorization": f"Bearer {self._keys.api}", "Accept-Encoding": "identity"},
-                    timeout=httpx.Timeout(None, connect=5.0),
-                    limits=httpx.Limits(max_keepalive_connections=64, keepalive_expiry=_KEEP_S),
-                    trust_env=False,
-                )
+                host, _, port = self._url.removeprefix("http://").partition(":")
+                pool = self._pools[loop] = Pool(host, int(port), keep_s=_KEEP_S, connect_s=_CONNECT_S)
         return pool
 
     async def _broken(self, error: Exception) -> InferenceError:
@@ -136,9 +149,11 @@ class EngineClient:
 
     async def _abort(self, name: str) -> None:
         """Closing the connection should be enough; that the engine sees it may take it seconds."""
-        with contextlib.suppress(httpx.HTTPError, EngineDied, RuntimeError):
-            headers = {"Authorization": f"Bearer {self._keys.admin}"}
-            await self._pool().post("/abort_request", json={"rid": name}, headers=headers, timeout=5.0)
+        with contextlib.suppress(Broken, TimeoutError, EngineDied, RuntimeError):
+            async with asyncio.timeout(_ABORT_S):
+                answer = await self._pool().post("/abort_request", {"rid": name}, self._keys.admin)
+                await answer.rest()
+                answer.close(read=True)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         """In the background."""
@@ -150,7 +165,7 @@ class EngineClient:
 _closing: set[asyncio.Task[None]] = set()
 
 
-def _close_pool(loop: asyncio.AbstractEventLoop, pool: httpx.AsyncClient) -> None:
+def _close_pool(loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
     """Connections belong to their loop: close them there, and wait for it where that is possible."""
     try:
         here = asyncio.get_running_loop() is loop

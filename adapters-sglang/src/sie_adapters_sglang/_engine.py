@@ -201,7 +201,7 @@ class GenerationEngine(SglangEngine):
         answer: Mapping[str, Any] = await self._client.ask(_PATHS[request.kind], self._body(request))
         return answer
 
-    def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes]:
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[bytes | list[bytes]]:
         self._check(request)
         return self._client.stream(_PATHS[request.kind], self._body(request))
 

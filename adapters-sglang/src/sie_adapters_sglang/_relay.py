@@ -7,7 +7,7 @@ something is wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from sie_core import InferenceError, InvalidInput, ResourceExhausted, SieError
@@ -20,35 +20,37 @@ _ABORT_TEXT = "'NoneType' object has no attribute 'name'"
 """What 0.5.10 makes of an aborted stream, as if the request had been bad."""
 
 
-async def events(source: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The ``data`` lines of a stream of server-sent events."""
-    rest = b""
-    async for data in source:
-        rest += data
-        if b"\n" not in data:
-            continue
-        *lines, rest = rest.split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
+async def pieces(read: Callable[[], Awaitable[bytes]]) -> AsyncGenerator[list[bytes]]:
+    """The JSON objects of a stream of server-sent events, up to its ``[DONE]``: those together that came together.
 
-
-async def pieces(source: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The JSON objects of a stream, up to its ``[DONE]``.
+    ``read`` gives what has come, and nothing once that was all.
 
     Raises:
         InvalidInput, InferenceError: the engine says so in the stream, or aborted the request.
         EOFError: the stream ended without its end.
     """
-    first = True
-    async for event in events(source):
-        if event == b"[DONE]":
-            return
-        # Text can't match: its quotes are escaped.
-        if _ERROR in event or _ABORT in event:
-            _look_into(event, first)
-        first = False
-        yield event
+    rest, first = b"", True
+    while data := await read():
+        *lines, rest = (rest + data).split(b"\n")
+        run: list[bytes] = []
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            event = line[5:].strip()
+            if event == b"[DONE]":
+                if run:
+                    yield run
+                return
+            # Text can't match: its quotes are escaped.
+            if _ERROR in event or _ABORT in event:
+                if run:
+                    yield run
+                    run = []
+                _look_into(event, first)
+            first = False
+            run.append(event)
+        if run:
+            yield run
     raise EOFError("the engine's stream broke off")
 
 

@@ -82,21 +82,22 @@ class Engine:
         self.running[rid] = False
         self.seen["requests"] += 1
         self.seen["most"] = max(self.seen["most"], len(self.running))
+        finished = False
         try:
             if HOW["mute"]:
                 await asyncio.sleep(3600)
             for index in range(count):
                 self.touch("a running request")
                 if self.running[rid] or gone():
-                    self.seen["aborted"] += 1
                     yield None, "abort"
                     return
                 yield f"w{index} ", None
                 if HOW["token_s"]:
                     await asyncio.sleep(HOW["token_s"])
-            self.seen["finished"] += 1
+            finished = True
             yield None, "length"
         finally:
+            self.seen["finished" if finished else "aborted"] += 1
             del self.running[rid]
 
     async def whole(self, body, chat):
