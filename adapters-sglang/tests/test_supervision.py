@@ -173,7 +173,7 @@ def test_orphans_of_a_dead_server_are_ended_and_reported(
     running.guard.kill()
     assert running.engine[0].is_running()
     start(home.model())
-    assert gone(running.engine, 0)
+    assert gone(running.engine, 5)
     assert "tiny" in caplog.text
     assert "3 processes" in caplog.text
 

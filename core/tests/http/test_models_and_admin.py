@@ -114,7 +114,9 @@ async def test_a_forced_unload_ends_what_runs_with_an_error(served: Start) -> No
 async def test_load_waits_no_longer_than_it_is_told_to(served: Start) -> None:
     async with served() as s:
         latch = FaultPoints.of("mini").hold("load")
-        response = await s.http.post("/v1/admin/models/mini/load", json={"wait_s": 0.02})
+        asked = asyncio.create_task(s.http.post("/v1/admin/models/mini/load", json={"wait_s": 0.5}))
+        await latch.arrival()  # what has not begun by then is called off
+        response = await asked
         status = (await s.http.get("/v1/status")).json()["models"][0]
         latch.release()
         await until(lambda: s.registry.status("mini").residency == "resident")

@@ -452,7 +452,8 @@ class Admission:
             record.devices = place.devices
             record.booked = tuple(need for need in needs if need.account != HOST)
         if not victims:
-            if needer.purpose == "engine" and roster.ledger.relies_on_unpaid(record.name):
+            ledger, name = roster.ledger, record.name
+            if needer.purpose == "engine" and (ledger.relies_on_unpaid(name) or any(ledger.lien(name).values())):
                 needer.plan = Plan(placed, (), set(), set(), tuple(needs), tuple(place.staging))
                 record.blocked = "waits for memory that another model of its pool is about to get"
             else:
