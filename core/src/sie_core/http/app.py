@@ -191,7 +191,8 @@ async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) 
     )
     await send({"type": "websocket.http.response.body", "body": reply.body})
     # uvicorn logs an error for an application that ends without a handshake, unless that finds the client gone.
-    with contextlib.suppress(TimeoutError):
+    # Its older releases take no further message, and raise.
+    with contextlib.suppress(TimeoutError, RuntimeError):
         async with asyncio.timeout(LAST_ANSWER_S):
             for _ in ("told that it is over", "told that the connection is closed"):
                 await receive()
