@@ -159,8 +159,12 @@ class Reading(Book):
                 return True
         return False
 
-    def claims(self) -> list[ClaimState]:
-        """Every claim, in order of booking."""
+    def claims(self, owner: str | None = None) -> list[ClaimState]:
+        """Every claim, or those of one owner, in order of booking."""
+        if owner is None:
+            chosen = list(self._by_serial.values())
+        else:
+            chosen = [*self._owners[owner].claims.values()] if owner in self._owners else []
         liens = {lien.claim: lien.unpaid for lien in self._liens() if lien.account is lien.claim.account}
         return [
             ClaimState(
@@ -175,7 +179,7 @@ class Reading(Book):
                 in_transit=claim.in_transit,
                 pool=claim.pool.key if claim.pool is not None else None,
             )
-            for claim in self._by_serial.values()
+            for claim in chosen
         ]
 
     def accounts(self) -> list[AccountState]:

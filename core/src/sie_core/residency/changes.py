@@ -24,11 +24,7 @@ class Changes:
         self._life = life
 
     def apply(self, specs: Iterable[ModelSpec]) -> None:
-        """Take over a configuration: models that did not change are not touched.
-
-        A change that matters to the engine raises the model's epoch: a load in flight is called off and its waiters go
-        on with the new configuration; a resident engine drains and unloads.
-        """
+        """As ``Registry.apply`` says."""
         wanted = {spec.name: spec for spec in specs}
         for name, known in list(self._roster.records.items()):
             if name not in wanted:

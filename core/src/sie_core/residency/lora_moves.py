@@ -127,7 +127,7 @@ class LoraMoves:
     def _strike(self, record: Record, lora: Lora, after: Mapping[str, int]) -> None:
         """Its growth is a claim of its own, until a park has made it part of what the next wake books."""
         ledger = self._life.roster.ledger
-        growths = [claim for claim in ledger.claims() if claim.owner == record.name and claim.purpose != "engine"]
+        growths = [claim for claim in ledger.claims(record.name) if claim.purpose != "engine"]
         if any(claim.purpose == lora.purpose for claim in growths):
             ledger.release(record.name, purpose=lora.purpose)
         else:

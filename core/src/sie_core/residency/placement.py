@@ -138,10 +138,9 @@ def as_it_stands(roster: Roster, owner: str, grant: Grant) -> Grant:
     ledger = roster.ledger
     states = {state.account: state for state in ledger.accounts()}
     mine = {account: (nbytes, 0) for account, nbytes in ledger.holding(owner).items()}
-    for claim in ledger.claims():
-        if claim.owner == owner:
-            charge, held = mine[claim.account]
-            mine[claim.account] = charge, held + (claim.realised or 0)
+    for claim in ledger.claims(owner):
+        charge, held = mine[claim.account]
+        mine[claim.account] = charge, held + (claim.realised or 0)
     devices = {}
     for account, granted in grant.devices.items():
         charge, held = mine.get(account, (0, 0))

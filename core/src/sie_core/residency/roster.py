@@ -225,16 +225,16 @@ class Roster:
     def growths(self, model: str, purpose: str | None = None) -> dict[str, int]:
         """By account, what was booked for the model after its load; all of it, or for one purpose."""
         grown: dict[str, int] = {}
-        for claim in self.ledger.claims():
+        for claim in self.ledger.claims(model):
             wanted = claim.purpose.startswith(GROWTH) if purpose is None else claim.purpose == purpose
-            if claim.owner == model and wanted:
+            if wanted:
                 grown[claim.account] = grown.get(claim.account, 0) + claim.promised
         return grown
 
     def release_growths(self, model: str) -> None:
         """Strike those claims: they are part of what its next wake books."""
-        for claim in self.ledger.claims():
-            if claim.owner == model and claim.purpose.startswith(GROWTH):
+        for claim in self.ledger.claims(model):
+            if claim.purpose.startswith(GROWTH):
                 self.ledger.release(model, purpose=claim.purpose)
 
     def permits_of(self, accounts: Iterable[str], pool: str | None) -> tuple[asyncio.Semaphore, ...]:
