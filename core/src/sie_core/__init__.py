@@ -30,8 +30,9 @@ _ROOMS = {
     "sie_core.memory.host": "HostMemory",
     "sie_core.sources": "locate parse_source",
     "sie_core.types": (
-        "BatchRequest Capabilities Decision EncodeOutput EncodeParams GenerateRequest Item ModelSpec Residency "
-        "ResidencyChanged Source SparseVector Task WakeCheck"
+        "BatchRequest Capabilities Classification Decision DetectedObject EncodeOutput EncodeParams Entity "
+        "ExtractOutput GenerateRequest Item ModelSpec Output Relation Residency ResidencyChanged ScoreOutput Source "
+        "SparseVector Task WakeCheck"
     ),
     "sie_core.units": "format_bytes parse_bytes",
 }

@@ -89,8 +89,18 @@ class Gauges:
         gauge("residency", "{model}", "1 for the state a model is in.", lambda status: 1, "residency")
         gauge("device.memory", "By", "Device bytes charged.", lambda status: status.device_bytes)
         gauge("host_cache.memory", "By", "Host bytes charged.", lambda status: status.host_bytes)
+        gauge("overrun.memory", "By", "Bytes held beyond what was promised.", lambda status: status.overrun_bytes)
         gauge("leases", "{request}", "Requests that use the engine.", lambda status: status.leases)
         gauge("queued", "{request}", "Requests that wait for the model.", lambda status: status.queued)
+
+        def figures() -> Iterator[Observation]:
+            self._refresh()
+            for status in self._models:
+                for name, value in status.figures.items():
+                    yield Observation(value, {"model": status.name, "figure": name})
+
+        about = "What an engine says of itself; the figure's name tells its unit."
+        meter.create_observable_gauge(_MODEL + "figure", [_callback(figures)], "", about)
 
     def _watch_accounts(self, meter: Meter) -> None:
         def gauge(name: str, about: str) -> None:

@@ -12,7 +12,16 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from attrs import define, field, frozen
 
-from sie_core.types import BatchRequest, Capabilities, EncodeOutput, GenerateRequest, ModelSpec
+from sie_core.types import (
+    BatchRequest,
+    Capabilities,
+    EncodeOutput,
+    ExtractOutput,
+    GenerateRequest,
+    ModelSpec,
+    Output,
+    ScoreOutput,
+)
 
 __all__ = [
     "Adapter",
@@ -185,10 +194,15 @@ class HostResidue:
 
 @frozen
 class MemoryReport:
-    """Bytes that an engine really holds: by account (``None``: nobody can tell), and on the host."""
+    """Bytes that an engine really holds: by account (``None``: nobody can tell), and on the host.
+
+    ``figures``: what else operators may want to know of the engine, by name: shown with the model's status and among
+    the metrics. A name says its unit: ``host_pool_bytes``.
+    """
 
     devices: Mapping[str, int | None]
     host: int = 0
+    figures: Mapping[str, int | float] = field(factory=dict)
 
 
 # --- adapters and engines --------------------------------------------------------------------------
@@ -293,8 +307,11 @@ class BatchEngine(Engine):
         """
         raise NotImplementedError
 
-    def run(self, batch: Sequence[Prepared]) -> Sequence[EncodeOutput]:
+    def run(self, batch: Sequence[Prepared]) -> Sequence[Output]:
         """Run a batch; one output an item, in order. One call at a time, on the engine's thread.
+
+        A batch may hold items of several requests, and of every task that the engine has: each item's output is of the
+        kind that its request's task asks for (EncodeOutput, ScoreOutput, ExtractOutput).
 
         Raises:
             DeviceOutOfMemory: the batcher splits the batch and tries again.
@@ -314,6 +331,14 @@ class StreamEngine(Engine):
 
     async def encode(self, request: BatchRequest) -> Sequence[EncodeOutput]:
         """Encode the items of one request."""
+        raise NotImplementedError
+
+    async def score(self, request: BatchRequest) -> Sequence[ScoreOutput]:
+        """Score the items of one request against its query."""
+        raise NotImplementedError
+
+    async def extract(self, request: BatchRequest) -> Sequence[ExtractOutput]:
+        """Find in the items of one request what its labels or its schema say."""
         raise NotImplementedError
 
     async def generate(self, request: GenerateRequest) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchRequest",
     "Capabilities",
+    "Classification",
     "Decision",
+    "DetectedObject",
     "EncodeOutput",
     "EncodeParams",
+    "Entity",
+    "ExtractOutput",
     "GenerateRequest",
     "Item",
     "ModelSpec",
+    "Output",
+    "Relation",
     "Residency",
     "ResidencyChanged",
+    "ScoreOutput",
     "Source",
     "SparseVector",
     "Task",
@@ -114,6 +121,10 @@ class Capabilities:
     """What a model takes and gives. ``dims`` by output; ``matryoshka`` lists the sizes ``dimensions`` may ask for.
 
     ``matryoshka`` empty: no other size than the model's own. ``None``: any size up to ``dims``.
+
+    ``compares``: the output by which the core scores documents for a model whose engine can't do it itself: query and
+    documents are encoded, and their vectors compared (``multivector``: MaxSim; ``dense``: cosine; ``sparse``: dot
+    product). Such a model has ``Task.SCORE`` among its tasks, and its engine sees ``Task.ENCODE`` only.
     """
 
     tasks: frozenset[Task] = frozenset({Task.ENCODE})
@@ -122,11 +133,15 @@ class Capabilities:
     dims: Mapping[str, int] = field(factory=dict)
     max_sequence_length: int | None = None
     matryoshka: tuple[int, ...] | None = ()
+    compares: str | None = None
 
 
 @frozen
 class Item:
-    """One thing to encode. Exactly one of ``text`` and ``token_ids`` (ids of the model's own vocabulary) is set."""
+    """One input. One of ``text`` and ``token_ids`` (ids of the model's own vocabulary) is set, or there are ``images``.
+
+    ``images``: encoded files (PNG, JPEG, …) as they came.
+    """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -136,7 +151,10 @@ class Item:
 
 @frozen
 class EncodeParams:
-    """How to encode. ``truncate=None`` leaves it to the model's configuration; ``lora`` names a LoRA adapter."""
+    """How to run a request. ``truncate=None`` leaves it to the model's configuration; ``lora`` names a LoRA adapter.
+
+    ``output_types``, ``is_query`` and ``dimensions`` matter to encoding only. ``options`` is the engine's to check.
+    """
 
     output_types: tuple[str, ...] = ("dense",)
     instruction: str | None = None
@@ -149,11 +167,18 @@ class EncodeParams:
 
 @frozen(eq=False)
 class BatchRequest:
-    """What a request hands to a batch engine's ``prepare``."""
+    """What a request hands to a batch engine's ``prepare``.
+
+    ``query`` is there for ``Task.SCORE``: each item is scored against it. ``labels`` and ``output_schema`` say what
+    ``Task.EXTRACT`` looks for.
+    """
 
     task: Task
     items: Sequence[Item]
     params: EncodeParams = field(factory=EncodeParams)
+    query: Item | None = None
+    labels: tuple[str, ...] = ()
+    output_schema: Mapping[str, Any] | None = None
 
 
 @frozen(eq=False)
@@ -186,6 +211,68 @@ class EncodeOutput:
     dense: NDArray[np.float32] | None = None
     sparse: SparseVector | None = None
     multivector: NDArray[np.float32] | None = None
+
+
+@frozen(eq=False)
+class ScoreOutput:
+    """How well one item answers the query: the larger the better, on the model's own scale."""
+
+    tokens: int
+    score: float
+
+
+@frozen
+class Entity:
+    """A span of an item's text, ``text[start:end]`` in code points, or a box ``(x, y, width, height)`` in pixels."""
+
+    text: str
+    label: str
+    score: float
+    start: int | None = None
+    end: int | None = None
+    bbox: tuple[float, float, float, float] | None = None
+
+
+@frozen
+class Relation:
+    """``head`` and ``tail`` are texts of entities."""
+
+    head: str
+    tail: str
+    relation: str
+    score: float
+
+
+@frozen
+class Classification:
+    """A label of a whole item, with its probability."""
+
+    label: str
+    score: float
+
+
+@frozen
+class DetectedObject:
+    """An object in an image; ``bbox`` as an entity's."""
+
+    label: str
+    score: float
+    bbox: tuple[float, float, float, float]
+
+
+@frozen(eq=False)
+class ExtractOutput:
+    """What was found in one item, in the order of the text, or best first where there is no order."""
+
+    tokens: int
+    entities: tuple[Entity, ...] = ()
+    relations: tuple[Relation, ...] = ()
+    classifications: tuple[Classification, ...] = ()
+    objects: tuple[DetectedObject, ...] = ()
+
+
+Output: TypeAlias = EncodeOutput | ScoreOutput | ExtractOutput
+"""One item's answer, of the kind that the request's task asks for."""
 
 
 @frozen

@@ -66,6 +66,7 @@ def model_status(status: ModelStatus) -> dict[str, Any]:
         "device": ",".join(status.devices) or None,
         "device_bytes": status.device_bytes,
         "host_bytes": status.host_bytes,
+        "overrun_bytes": status.overrun_bytes,
         "pinned": status.pinned,
         "leases": status.leases,
         "queued": status.queued,
@@ -76,6 +77,7 @@ def model_status(status: ModelStatus) -> dict[str, Any]:
         "wake_s": status.wake_s,
         "progress": None if progress is None else {"fraction": progress[0], "note": progress[1]},
         "loras": [_lora(lora) for lora in status.loras],
+        "figures": dict(status.figures),
     }
 
 

@@ -139,6 +139,11 @@ class Reading(Book):
             held[claim.account.name] = held.get(claim.account.name, 0) + self._charge(claim)
         return held
 
+    def overrun(self, owner: str) -> int:
+        """Bytes that the owner is known to hold beyond what it was promised, on all accounts together."""
+        record = self._owners.get(owner)
+        return sum(claim.weight.overrun for claim in record.claims.values()) if record is not None else 0
+
     def relies_on_unpaid(self, owner: str) -> bool:
         """Whether the owner counts on room of a pool that another member has booked and still waits for."""
         record = self._owners.get(owner)

@@ -257,7 +257,7 @@ class Lifecycle:
             roster.observer.evicted(record.name, reason)
         worker.close()
         record.seat = record.worker = record.ctx = record.task = None
-        record.retained = {}
+        record.retained, record.figures = {}, {}
         self.loras.engine_gone(record)
         after = _R.FAILED if record.failure is not None else _R.UNLOADED
         roster.set(record, after, reason)

@@ -171,6 +171,8 @@ class Loading:
             roster.ledger.realise(record.name, HOST, report.host)
         roster.ledger.release(record.name, purpose="load_staging")
         roster.ledger.settle(record.name)
+        roster.report_overrun(record)
+        record.figures = report.figures
         roster.sample(placed.devices)
         seconds = roster.now() - started
         record.load_s = seconds if record.load_s is None else 0.5 * (record.load_s + seconds)

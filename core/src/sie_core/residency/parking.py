@@ -365,6 +365,7 @@ class Parking:
             roster.ledger.realise(record.name, need.account, record.resident_bytes.get(need.account))
         record.retained = {}
         roster.ledger.settle(record.name)
+        roster.report_overrun(record)
         roster.sample(record.devices)
         if residue.host_bytes:
             self.tier.keep_backup(record.name, droppable=residue.droppable)

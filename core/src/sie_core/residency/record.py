@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any
@@ -103,6 +103,10 @@ class ModelStatus:
     progress: tuple[float, str] | None
     spec: ModelSpec
     loras: tuple[LoraStatus, ...] = ()
+    overrun_bytes: int = 0
+    """What it holds beyond what it was promised."""
+    figures: Mapping[str, int | float] = field(factory=dict)
+    """What its engine said of itself when it was loaded."""
 
 
 class Ticket:
@@ -309,6 +313,8 @@ class Record:
     """What the parked engine still holds, by account."""
     resident_bytes: dict[str, int | None] = field(factory=dict)
     """What it held before it was parked, by account."""
+    figures: Mapping[str, int | float] = field(factory=dict)
+    """What its engine said of itself when it was loaded."""
     park_s: float | None = None
     wake_s: float | None = None
     idle_timer: asyncio.TimerHandle | None = None

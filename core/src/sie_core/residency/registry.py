@@ -353,6 +353,8 @@ class Registry:
             progress=record.progress,
             spec=record.spec,
             loras=record.lora_statuses() if record.loras else (),
+            overrun_bytes=self._roster.ledger.overrun(name),
+            figures=record.figures,
         )
 
     async def describe(self, name: str) -> ModelStatus:

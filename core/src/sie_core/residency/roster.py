@@ -18,6 +18,7 @@ from sie_core.memory.ledger import Ledger
 from sie_core.residency import machine
 from sie_core.residency.record import Record, RegistrySettings
 from sie_core.types import Decision, Residency, ResidencyChanged
+from sie_core.units import format_bytes
 
 if TYPE_CHECKING:
     from sie_core.plugins import Plugins
@@ -180,6 +181,14 @@ class Roster:
             if known == account:
                 mine = process_used(os.getpid()) if mine is None else mine
                 self.ledger.realise_pool(account, pool, mine)
+
+    def report_overrun(self, record: Record) -> None:
+        """Say so where an engine turned out to hold more than it was promised. It is charged for it all the same."""
+        over = self.ledger.overrun(record.name)
+        if over:
+            why = f"it holds {format_bytes(over)} more than it was promised"
+            log.warning("%s: %s", record.name, why)
+            self.decide(record.name, "overrun", why, promised=sum(need.promised for need in record.booked))
 
     def used(self, accounts: Iterable[str]) -> Mapping[str, int]:
         """The same without telling the ledger."""

@@ -12,10 +12,11 @@ from attrs import define, field
 from sie_core.errors import InferenceError, InvalidInput
 from sie_core.serving._choose import Sizing, Slot, choose
 from sie_core.serving._job import Chunk, translate
+from sie_core.types import ExtractOutput, ScoreOutput
 
 if TYPE_CHECKING:
     from sie_core.adapter import BatchEngine, Prepared
-    from sie_core.types import EncodeOutput
+    from sie_core.types import Output
 
 __all__ = ["Hop", "PreparedChunk", "prepare", "run", "run_chosen"]
 
@@ -36,7 +37,7 @@ class Hop:
 
     prepared: list[PreparedChunk] = field(factory=list)
     chosen: list[Slot] = field(factory=list)
-    outputs: Sequence[EncodeOutput] = ()
+    outputs: Sequence[Output] = ()
     error: BaseException | None = None
     not_finite: Sequence[int] = ()
     """Positions in ``chosen``."""
@@ -105,7 +106,7 @@ def run_chosen(engine: BatchEngine, hop: Hop) -> Hop:
     return hop
 
 
-def _not_finite(outputs: Sequence[EncodeOutput]) -> Sequence[int]:
+def _not_finite(outputs: Sequence[Output]) -> Sequence[int]:
     """Positions whose numbers are not all finite. The usual case costs one pass over one joined array."""
     parts = [part for output in outputs for part in _numbers(output)]
     if not parts or np.isfinite(np.concatenate(parts) if len(parts) > 1 else parts[0]).all():
@@ -117,7 +118,12 @@ def _not_finite(outputs: Sequence[EncodeOutput]) -> Sequence[int]:
     ]
 
 
-def _numbers(output: EncodeOutput) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def _numbers(output: Output) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    if isinstance(output, ScoreOutput):
+        return [np.asarray([output.score], dtype=np.float32)]
+    if isinstance(output, ExtractOutput):
+        kinds = (output.entities, output.relations, output.classifications, output.objects)
+        return [np.asarray([one.score for found in kinds for one in found], dtype=np.float32)]
     parts = []
     if output.dense is not None:
         parts.append(output.dense)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from sie_core.errors import HostOutOfMemory, InferenceError, SieError
 from sie_core.types import BatchRequest
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sie_core.adapter import Prepared
-    from sie_core.types import EncodeOutput
+    from sie_core.types import Output
 
 __all__ = ["TURN", "Chunk", "Job", "translate"]
 
@@ -46,7 +46,7 @@ class Job:
     lease: Any = None
     on_start: Callable[[], None] = _nothing
     left: int = 0
-    outputs: list[EncodeOutput | None] = field(factory=list)
+    outputs: list[Output | None] = field(factory=list)
     ready: dict[int, Prepared] = field(factory=dict)
     next_chunk: int = 0
     turn: int = TURN
@@ -72,7 +72,7 @@ class Job:
         if first == 0 and len(items) <= size:
             return Chunk(self, 0, self.request)
         part = items[first : first + size]
-        return Chunk(self, first, BatchRequest(self.request.task, part, self.request.params))
+        return Chunk(self, first, evolve(self.request, items=part))
 
     @property
     def unprepared(self) -> bool:

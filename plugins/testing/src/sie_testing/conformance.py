@@ -44,6 +44,7 @@ from sie_core import (
     Item,
     LoadError,
     ModelSpec,
+    Output,
     Task,
     TransitionCancelled,
     TransitionContext,
@@ -432,18 +433,19 @@ class AdapterConformance:
         assert not any(fresh.memory().devices.values())
 
 
-def encode(engine: BatchEngine, texts: Sequence[str]) -> Sequence[EncodeOutput]:
+def encode(engine: BatchEngine, texts: Sequence[str]) -> Sequence[Output]:
     """Prepare and run the texts as one batch."""
     return engine.run(engine.prepare(BatchRequest(Task.ENCODE, [Item(text=text) for text in texts])))
 
 
-def dense_of(output: EncodeOutput) -> NDArray[np.float32]:
+def dense_of(output: Output) -> NDArray[np.float32]:
     """The output's dense vector, which must be there."""
+    assert isinstance(output, EncodeOutput)
     assert output.dense is not None
     return output.dense
 
 
-def assert_same(outputs: Sequence[EncodeOutput], expected: Sequence[EncodeOutput]) -> None:
+def assert_same(outputs: Sequence[Output], expected: Sequence[Output]) -> None:
     """Bit for bit."""
     assert [dense_of(each).tobytes() for each in outputs] == [dense_of(each).tobytes() for each in expected]
 
