@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,6 +25,8 @@ class Status:
     host_bytes: int = 20
     leases: int = 2
     queued: int = 0
+    overrun_bytes: int = 30
+    figures: Mapping[str, float] = attrs.field(factory=lambda: {"host_pool_bytes": 4000, "share": 0.5})
 
 
 @attrs.frozen
@@ -176,6 +178,9 @@ def test_models_and_accounts_are_read_when_somebody_looks(measured: Telemetry) -
     assert series['sie_worker_model_residency{model="minilm",residency="resident"}'] == 1
     assert series['sie_worker_model_device_memory_bytes{model="minilm"}'] == 1000
     assert series['sie_worker_model_leases{model="minilm"}'] == 2
+    assert series['sie_worker_model_overrun_memory_bytes{model="minilm"}'] == 30
+    assert series['sie_worker_model_figure{figure="host_pool_bytes",model="minilm"}'] == 4000
+    assert series['sie_worker_model_figure{figure="share",model="minilm"}'] == 0.5
     for name in ("capacity", "realised", "unrealised", "available"):
         assert series[f'sie_worker_account_{name}_bytes{{account="cuda:0"}}'] == getattr(Account(), name)
     # What victims still owe to a plan is promised twice while they leave, and shown once.

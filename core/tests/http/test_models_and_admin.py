@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from sie_core.http.views import STATES
 from sie_core.plugins import Plugins
 from sie_core.telemetry import Telemetry
 from sie_testing import FaultPoints
-from website import MODELS, TALKERS, Start, key_line, until
+from website import MIB, MODELS, TALKERS, Start, key_line, until
 
 
 async def test_models_in_both_dialects(served: Start) -> None:
@@ -295,3 +296,28 @@ async def test_routes_of_plugins_want_a_key_too(served: Start, plugins: Plugins)
         without = await s.http.get("/x/hello")
         with_key = await s.http.get("/x/hello", headers={"authorization": "Bearer k"})
     assert (without.status_code, with_key.status_code) == (401, 200)
+
+
+async def test_what_an_engine_says_of_itself_and_holds_beyond_its_promise(served: Start) -> None:
+    telemetry = Telemetry.create(TelemetryConfig(), environ={})
+
+    async def row(s: Any) -> dict[str, Any]:
+        models = (await s.http.get("/v1/status")).json()["models"]
+        return next(row for row in models if row["name"] == "greedy")
+
+    figures = {"pool_bytes": 4096, "share": 0.25}
+    async with served(telemetry=telemetry, tier={"host_cache_bytes": 64 * MIB}) as s:
+        telemetry.watch(s.registry)
+        assert (await row(s))["figures"] == {}
+        assert (await s.encode("greedy")).status_code == 200
+        status = await row(s)
+        assert (status["figures"], status["overrun_bytes"], status["device_bytes"]) == (figures, 2 * MIB, 6 * MIB)
+        metrics = (await s.http.get("/metrics")).text
+        assert 'sie_worker_model_figure{figure="share",model="greedy"} 0.25\n' in metrics
+        assert 'sie_worker_model_overrun_memory_bytes{model="greedy"} 2.097152e+06\n' in metrics
+        told = [one for one in s.registry.decisions() if one.action == "overrun"]
+        assert [(one.model, one.promised_bytes) for one in told] == [("greedy", 4 * MIB)]
+        await s.registry.unload("greedy")
+        status = await row(s)
+        assert (status["figures"], status["overrun_bytes"]) == ({}, 0)
+    telemetry.shutdown()

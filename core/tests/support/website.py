@@ -58,6 +58,7 @@ MODELS: dict[str, FakeOptions] = {
     "tuples": FakeOptions(decline="its tensors sit in tuples"),
     "half": FakeOptions(weights_bytes=140 * MIB, offload_s=0.02, restore_s=0.02),
     "other-half": FakeOptions(weights_bytes=140 * MIB, salt="other", offload_s=0.02, restore_s=0.02),
+    "greedy": FakeOptions(weights_bytes=4 * MIB, realised=1.5, figures={"pool_bytes": 4096, "share": 0.25}),
     "third": FakeOptions(weights_bytes=30 * MIB, freed=0.33),
 }
 

@@ -37,6 +37,7 @@ from sie_core.residency.roster import HOST, Roster, consume, log
 from sie_core.residency.tier import HostTier
 from sie_core.residency.worker import EngineWorker
 from sie_core.types import Residency
+from sie_core.units import format_bytes
 
 __all__ = ["Lifecycle"]
 
@@ -370,8 +371,11 @@ class Lifecycle:
         serves = record.seat is not None and record.seat.worker is worker and not record.retained
         if nbytes <= 0 or account not in record.devices or not (loads or serves):
             return False
+        more = f"its engine needs {format_bytes(nbytes)} more than was promised"
         if not self.roster.ledger.grow(record.name, account, nbytes):
+            self.roster.decide(record.name, "growth refused", more, needed=nbytes)
             return False
+        self.roster.decide(record.name, "growth", more, needed=nbytes)
         # A wake books it again.
         record.booked = tuple(
             attrs.evolve(need, static=need.static + nbytes) if need.account == account else need

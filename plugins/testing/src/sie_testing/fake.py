@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import sie_core
-from attrs import frozen
+from attrs import field, frozen
 from sie_core import (
     Adapter,
     AdmissionReserve,
@@ -118,6 +118,8 @@ class FakeOptions:
 
     realised: float | None = 1.0
     """Lies about memory: held = realised * (weights + context). ``None``: nobody can tell how much."""
+    figures: Mapping[str, float] = field(factory=dict)
+    """What it says of itself beside."""
     fail_load: str | None = None
     """Name of an exception of ``sie_core`` (or a built-in one) that loading raises, ``fail_load_times`` times."""
     fail_load_times: int | None = None
@@ -277,7 +279,8 @@ class FakeLifecycle(Engine):
     def memory(self) -> MemoryReport:
         """Made-up or really allocated bytes; without the host copy, which the core owns and charges."""
         self.faults.reach("memory")
-        return MemoryReport(self._held.report(), host=0 if self.closed else self.options.host_bytes)
+        host = 0 if self.closed else self.options.host_bytes
+        return MemoryReport(self._held.report(), host=host, figures=self.options.figures)
 
     def probe(self, ctx: TransitionContext) -> bytes | None:
         with self._alone("probe"):
