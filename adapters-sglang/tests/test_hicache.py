@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 from attrs import frozen
 from sie_adapters_sglang._errors import BadOptions
+from sie_adapters_sglang._flags import version_key
 from sie_adapters_sglang._hicache import HOST_RESERVE, PoolTerms, PoolWish, parked_bytes, size_pool
 from sie_core import NeverFits, ResourceExhausted
 from sie_core.memory.host import HostMemory
@@ -206,25 +208,34 @@ def test_whatever_is_chosen_fits_the_host(version: tuple[int, ...], ranks: int, 
 # --- the newest release's own view of the host -------------------------------------------------------
 
 
+ASK = """
+import importlib.metadata as m, importlib.util as u
+print(m.version("sglang"), u.find_spec("sglang").submodule_search_locations[0])
+"""
+
+
 def host_memory_file() -> Path | None:
-    """The newest release's ``host_memory.py``: that of an installed SGLang, or where the variable says."""
+    """An engine's own ``host_memory.py``, where the variable says or in the environment that has SGLang."""
     named = os.environ.get("SIE_TEST_SGLANG_HOST_MEMORY")
     if named:
         return Path(named)
-    try:
-        found = importlib.util.find_spec("sglang")
-    except (ImportError, ValueError):
+    python = os.environ.get("SIE_SGLANG_PYTHON")
+    if not python:
         return None
-    roots = found.submodule_search_locations if found is not None else None
-    file = Path(next(iter(roots))) / "srt/mem_cache/host_memory.py" if roots else None
-    return file if file is not None and file.is_file() else None
+    told = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True).stdout
+    version, _, folder = told.strip().partition(" ")
+    if version_key(version) < (0, 5, 21):
+        return None
+    return Path(folder, "srt/mem_cache/host_memory.py")
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Iterator[ModuleType]:
+    """Loaded by itself, into this process: psutil is all that it wants."""
     file = host_memory_file()
     if file is None:
-        pytest.skip("no SGLang from 0.5.21 on is installed, and SIE_TEST_SGLANG_HOST_MEMORY names no host_memory.py")
+        pytest.skip("neither SIE_SGLANG_PYTHON nor SIE_TEST_SGLANG_HOST_MEMORY leads to an SGLang from 0.5.21 on")
+    assert file.is_file(), "the engine has moved it: what its view of the host is has to be looked up again"
     spec = importlib.util.spec_from_file_location("sglang_host_memory", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
