@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -106,6 +107,36 @@ async def test_an_answer_that_ends_too_early_is_broken(said: bytes) -> None:
     async with engine(said, b"") as (pool, _):
         with pytest.raises(Broken):
             await streamed(pool)
+
+
+async def test_a_line_of_many_megabytes_takes_time_by_its_length() -> None:
+    async def seconds(megabytes: int) -> float:
+        line = b'data: {"t":"%b"}\n\ndata: [DONE]\n\n' % (b"x" * (megabytes << 20))
+        parts = iter([line[at : at + 65536] for at in range(0, len(line), 65536)])
+
+        async def read() -> bytes:
+            return next(parts, b"")
+
+        began = time.process_time()
+        assert [len(piece) for run in [run async for run in pieces(read)] for piece in run] == [len(line) - 22]
+        return time.process_time() - began
+
+    assert await seconds(32) < 1.0
+
+
+ALONE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+STRAY = b"HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\nsomebody else's"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+async def test_an_answer_that_nobody_asked_for_is_nobodys(pause_s: float) -> None:
+    async with engine(ALONE, STRAY, pause_s=pause_s) as (pool, requests):
+        for _ in range(2):
+            answer = await pool.post("/x", {}, "key")
+            assert (await answer.read())[:2] == b"{}"
+            answer.close(read=True)
+            await asyncio.sleep(0.2)
+        assert requests == [1, 1]
 
 
 async def test_what_is_no_http_is_broken() -> None:

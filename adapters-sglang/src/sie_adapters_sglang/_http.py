@@ -125,10 +125,12 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._waiter: asyncio.Future[None] | None = None
         self._size = 0
-        self._paused = self._leaving = self._keeps = False
+        self._paused = self._leaving = self._keeps = self._unasked = False
         self.parser = httptools.HttpResponseParser(self)
         self.blocks: list[bytes] = []
-        self.headed = self.complete = False
+        self.headed = False
+        self.complete = True
+        """Nothing is asked that is not answered."""
         self.lost: Exception | None = None
         self.idle_since = 0.0
 
@@ -190,6 +192,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
+            if self._unasked:  # whoever asks next would take it for theirs
+                raise httptools.HttpParserError("an answer that nobody asked for")
         except httptools.HttpParserError as error:
             self._end(Broken(f"the engine does not speak HTTP: {error}"))
             self._transport.abort()
@@ -204,6 +208,9 @@ class _Connection(asyncio.Protocol):
             self._paused = True
             self._transport.pause_reading()
         self._wake()
+
+    def on_message_begin(self) -> None:
+        self._unasked = self.complete
 
     def on_headers_complete(self) -> None:
         self.headed = True

@@ -29,9 +29,14 @@ async def pieces(read: Callable[[], Awaitable[bytes]]) -> AsyncGenerator[list[by
         InvalidInput, InferenceError: the engine says so in the stream, or aborted the request.
         EOFError: the stream ended without its end.
     """
-    rest, first = b"", True
+    first = True
+    begun: list[bytes] = []  # of a line; one with the figures of a long prompt may have many megabytes
     while data := await read():
-        *lines, rest = (rest + data).split(b"\n")
+        if b"\n" not in data:
+            begun.append(data)
+            continue
+        *lines, rest = (b"".join((*begun, data)) if begun else data).split(b"\n")
+        begun = [rest] if rest else []
         run: list[bytes] = []
         for line in lines:
             if not line.startswith(b"data:"):
