@@ -25,9 +25,11 @@ from sie_core import (
 from sie_adapters_sglang._argv import SERVED_NAME
 from sie_adapters_sglang._client import EngineClient
 from sie_adapters_sglang._control import Usage
+from sie_adapters_sglang._costs import Costs
 from sie_adapters_sglang._emulated import EmulatedMemory
 from sie_adapters_sglang._gate import Gate
 from sie_adapters_sglang._gpu import held_on
+from sie_adapters_sglang._hicache import told_bytes
 from sie_adapters_sglang._launch import Running
 from sie_adapters_sglang._lora import Loras
 from sie_adapters_sglang._park import Parking
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 _PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 _KILL_S = 3.0
 """What SIGKILL and its aftermath may take of the time that the core gives for closing."""
+_ROUNDED = 5_000_000
+"""What two decimals of a GB may hide."""
 _PROBE = "The quick brown fox jumps over the lazy dog"
 
 
@@ -62,6 +66,8 @@ class SglangEngine(StreamEngine):
         told = running.control.memory_usage()
         self.usage: Usage | None = Usage.of(told) if told is not None else None
         self.emulated = EmulatedMemory(self.devices, self.usage.total if self.usage is not None else 0)
+        lines = running.process.log_lines() if running.pool is not None else ()
+        self._pool_told = told_bytes("\n".join(lines))
         running.listener.append(self._ended)
         if not running.process.alive:
             self.close(TransitionContext())
@@ -131,9 +137,53 @@ class SglangEngine(StreamEngine):
     def memory(self) -> MemoryReport:
         if self._closing.is_set() or not self._running.process.alive:
             return MemoryReport(dict.fromkeys(self.devices, 0))
-        pool = self._running.pool
         held = {account: self._held_on(account) for account in self.devices}
-        return MemoryReport(held, host=pool.booked_bytes if pool is not None else 0)
+        pool, host = self._running.pool, 0
+        if pool is not None:
+            host = max(pool.booked_bytes, (self._pool_told or 0) - len(self.devices) * _ROUNDED)
+        return MemoryReport(held, host=host, figures=self._figures())
+
+    def _figures(self) -> dict[str, int | float]:
+        """How it was launched, and what it says of itself: bytes and tokens of each rank."""
+        sizing, usage, pool = self._running.sizing, self.usage, self._running.pool
+        figures: dict[str, int | float | None] = {"ranks": len(self.devices)}
+        if sizing is not None:
+            figures |= {"mem_fraction_static": sizing.fraction, "max_total_tokens": sizing.max_total_tokens}
+        if usage is not None:
+            figures |= {
+                "weights_bytes": usage.weights,
+                "kv_cache_bytes": usage.kv_cache,
+                "graphs_bytes": usage.graphs,
+                "kv_cache_tokens": usage.tokens,
+            }
+        if pool is not None:
+            figures |= {f"host_pool_{name}": value for name, value in pool.figures.items()}
+            figures |= {
+                "host_pool_rank_bytes": pool.rank_bytes,
+                "host_pool_bytes": pool.booked_bytes,
+                "host_pool_told_bytes": self._pool_told,
+            }
+        return {name: value for name, value in figures.items() if value is not None}
+
+    def taken(self, costs: Costs) -> dict[str, int]:
+        """By account: bytes of its context, weights and KV cache, right after its launch. ``costs``: as it was sized.
+
+        Nothing on a CPU, where what it says of its memory is the machine's.
+        """
+        usage = self.usage
+        if usage is None:
+            return {}
+        held = usage.weights + usage.kv_cache
+        found = {}
+        for account in self.devices:
+            if account.startswith("cpu"):
+                continue
+            whole = self._process_bytes(account)
+            # Where nobody can tell, its context counts for nothing: the less it takes, the more is free for the cache.
+            rest = usage.graphs if whole is None else max(0, whole - held)
+            # What it holds beside them may be activations already, as long as there is not too much of it.
+            found[account] = held + max(min(costs.context, rest - usage.graphs), rest - costs.beside, 0)
+        return found
 
     def _held_on(self, account: str) -> int | None:
         """Never by asking a parked engine."""

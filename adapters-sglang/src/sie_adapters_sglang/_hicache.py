@@ -19,6 +19,7 @@ What a profile asks for itself is honoured or refused, never made smaller. Sizes
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from decimal import ROUND_DOWN, Decimal
 
@@ -27,7 +28,7 @@ from sie_core import NeverFits, ResourceExhausted, format_bytes
 
 from sie_adapters_sglang._errors import BadOptions
 
-__all__ = ["HOST_RESERVE", "HostPool", "PoolTerms", "PoolWish", "parked_bytes", "size_pool"]
+__all__ = ["HOST_RESERVE", "HostPool", "PoolTerms", "PoolWish", "parked_bytes", "size_pool", "told_bytes"]
 
 GB = 10**9
 HOST_RESERVE = 10 * 1024**3
@@ -35,6 +36,7 @@ _FRACTION = 0.8
 _SLACK = 0.05
 """Of the budget, for page rounding and staging buffers that the engine does not count."""
 _DIGITS = Decimal("0.0001")
+_TOLD = re.compile(r"\bAllocating\b.*?(\d+\.\d\d) GB host memory")
 _RATIOS = {"cache": 2.0, "buffer_only": 1.2}
 
 
@@ -109,6 +111,15 @@ class HostPool:
 def parked_bytes(weights_copy: int, pool: HostPool | None) -> int:
     """What a parked engine is charged on the host: its copy, and the pool that stays pinned."""
     return weights_copy + (pool.booked_bytes if pool is not None else 0)
+
+
+def told_bytes(log: str) -> int | None:
+    """What the engine's log says that its ranks take for their pools, together; ``None``: it says nothing.
+
+    Nothing else tells: ``/server_info`` has no host bytes. In GB with two decimals.
+    """
+    told = [float(match[1]) for match in _TOLD.finditer(log)]
+    return round(sum(told) * GB) if told else None
 
 
 def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool:

@@ -21,6 +21,7 @@ from sie_adapters_sglang._hicache import HostPool
 from sie_adapters_sglang._plan import Plan, engine_kind
 from sie_adapters_sglang._ports import give_back, is_free, take_ports
 from sie_adapters_sglang._process import EngineProcess
+from sie_adapters_sglang._sizing import Launch
 from sie_adapters_sglang._state import Home
 
 __all__ = ["Running", "start"]
@@ -41,6 +42,7 @@ class Running:
     url: str
     saver: bool
     ports: tuple[int, ...]
+    sizing: Launch | None = None
     pool: HostPool | None = None
     listener: list[Callable[[], None]] = field(factory=list)
 
@@ -103,10 +105,10 @@ def start(model: ModelSpec, plan: Plan, ctx: TransitionContext) -> Running:
 
         try:
             running = _launch(model, plan, ctx, flags, place, ports, env, saver)
-            running.pool = pool
+            running.sizing, running.pool = sizing, pool
             return running
         except EngineStartError:
-            lost = not is_free(ports[0])
+            lost = not all(map(is_free, ports))
             give_back(ports)
             if not lost or attempt == _ATTEMPTS:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -125,10 +125,14 @@ class Plan:
     def launch(self, grant: Grant) -> tuple[Launch, HostPool | None]:
         """The figures for what was granted. Raises ResourceExhausted."""
         grants = grant.devices
-        first = max(grants, key=_total_of, default="cpu")
-        costs = self.costs(first, _total_of(first))
+        costs = self.costs_on(grants)
         launch = size_launch(self.demand, costs, grants, kinds={engine_kind(name) for name in grants})
         return launch, self.pool(launch.static_bytes, costs, grant.host_bytes)
+
+    def costs_on(self, accounts: Iterable[str]) -> Costs:
+        """What a launch on these devices is sized with."""
+        first = max(accounts, key=_total_of, default="cpu")
+        return self.costs(first, _total_of(first))
 
     def costs(self, account: str, total: int) -> Costs:
         """On a device of ``total`` bytes: measured where an earlier launch was."""

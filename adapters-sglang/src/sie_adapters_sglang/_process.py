@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,15 +97,18 @@ class EngineProcess:
 
     def log_tail(self, lines: int = 25) -> str:
         """The last lines that the engine said, without its keys."""
-        kept: deque[str] = deque(maxlen=lines)
-        for path in (self.home.log.with_name(self.home.log.name + ".1"), self.home.log):
-            with suppress(OSError), path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - 64 * 1024))
-                kept.extend(file.read().decode(errors="replace").splitlines())
+        kept: deque[str] = deque(self.log_lines(64 * 1024), maxlen=lines)
         text = "\n".join(line[:500] for line in kept)
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+    def log_lines(self, most: int = _LOG_BYTES) -> Iterator[str]:
+        """What it said, as it said it, keys and all: of each of the two files the last ``most`` bytes."""
+        for path in (self.home.log.with_name(self.home.log.name + ".1"), self.home.log):
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - most))
+                yield from file.read().decode(errors="replace").splitlines()
 
     def _tell(self, line: str) -> None:
         with self._lock, suppress(OSError, ValueError):

@@ -19,6 +19,7 @@ configured, and ``g`` must not go with it.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -39,6 +40,7 @@ from sie_adapters_sglang._costs import Costs
 
 __all__ = ["Demand", "Launch", "claim_overrun", "promise", "reserve", "size_launch"]
 
+_log = logging.getLogger("sie.sglang")
 _STEPS = 1000
 _UNSURE = 16 * 1024**2  # two figures of /server_info, each rounded to a hundredth of a GiB
 _CPU_TOKENS = 16384
@@ -302,10 +304,15 @@ def claim_overrun(
     for account, nbytes in taken.items():
         promised = grants[account].static_bytes + costs.context
         over = nbytes - promised
-        if over > 0 and not grow(account, over) and over > _UNSURE:
-            raise DeviceOutOfMemory(
-                f"the engine of model {name!r} took {format_bytes(nbytes)} on {account} and was promised "
-                f"{format_bytes(promised)}",
-                account=account,
-                needed=over,
-            )
+        if over <= 0:
+            continue
+        booked = grow(account, over)
+        if over <= _UNSURE:
+            continue
+        what = (
+            f"the engine of model {name!r} took {format_bytes(nbytes)} on {account} and was promised "
+            f"{format_bytes(promised)}"
+        )
+        if not booked:
+            raise DeviceOutOfMemory(what, account=account, needed=over)
+        _log.warning("%s: the rest was free, and is booked too", what)

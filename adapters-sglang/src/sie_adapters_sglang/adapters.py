@@ -49,13 +49,17 @@ class SglangAdapter(Adapter):
 
     def load(self, model: ModelSpec, ctx: TransitionContext, events: EngineEvents) -> Engine:
         from sie_adapters_sglang._launch import start
+        from sie_adapters_sglang._sizing import claim_overrun
         from sie_adapters_sglang._state import end_orphans
 
-        end_orphans()
+        end_orphans()  # a server may have died since this one asked for room
         plan = plan_for(model, self._options(model), "all", ctx)
+        grants = ctx.grant.devices
+        costs = plan.costs_on(grants)  # before this launch shows others
         running = start(model, plan, ctx)
-        engine = self._engine()(plan, running, list(ctx.grant.devices), self._capabilities(plan), events)
+        engine = self._engine()(plan, running, list(grants), self._capabilities(plan), events)
         try:
+            claim_overrun(model.name, costs, grants, engine.taken(costs), events.request_growth)
             engine.emulated.take(ctx)
         except BaseException:
             engine.close(ctx)

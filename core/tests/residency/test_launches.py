@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from sie_core import DeviceGrant, Residency
 from sie_core.residency import RegistrySettings
+from sie_testing import FaultPoints
 from sie_testing.house import MIB, House, close, fake, house, play
 
 seeds = pytest.mark.parametrize("seed", range(6))
@@ -162,6 +163,19 @@ def test_nobody_wakes_beside_a_launch_that_sizes_itself(seed: int) -> None:
         assert built.state("chat") is Residency.LOADING
         assert built.held(ACCOUNT) == 0
         await asyncio.gather(chat, small)
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+@pytest.mark.parametrize("sizes_itself", [True, False])
+def test_a_second_try_is_asked_for_what_the_first_one_showed(sizes_itself: bool, seed: int) -> None:
+    async def scene() -> None:
+        built = house(fake("chat", 40 * MIB, self_sizing=sizes_itself, oom_at_load=1), fake("other", 20 * MIB))
+        await use(built, "other")
+        await use(built, "chat")
+        assert FaultPoints.of("chat").hits("reserve") == (2 if sizes_itself else 1)
         await close(built)
 
     play(scene, seed=seed)

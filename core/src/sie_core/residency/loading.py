@@ -95,6 +95,8 @@ class Loading:
                 at_least, cause = 1, error
                 self._drop_claims(record)
                 life.roster.set(record, _R.QUEUED, "out of memory while loading")
+                # One that sizes itself may have shown what it takes.
+                reserve = await self.reserve(record, worker)
         raise AssertionError("the loop returns or raises")
 
     async def reserve(self, record: Record, worker: EngineWorker) -> AdmissionReserve:

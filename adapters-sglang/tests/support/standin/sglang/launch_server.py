@@ -17,6 +17,7 @@ from pathlib import Path
 
 HOW = {
     "start_s": 0.0,  # until it is ready; it logs all the while
+    "wait_for": "",  # not ready before this file is there
     "silent": False,  # says nothing while it starts
     "say": "",  # its first words
     "exit": None,  # ends with this code instead of becoming ready
@@ -28,15 +29,36 @@ HOW = {
     "half": False,  # streams break off
     "die_in_stream": False,
     "mute": False,  # inference never answers
+    "deaf": False,  # takes connections and answers none
+    "unhealthy": False,  # once it is ready, /health says 503
+    "dies_in": "",  # path: ends without an answer to that call
+    "floods": False,  # says something all the time, as fast as it can
     "weights_gb": 1.0,
     "kv_gb": 2.0,
+    "tokens": 4096,  # that the cache has room for
+    "host_pool_gb": 0.0,  # of HiCache, whatever was asked for
 }
 HOW.update(json.loads(os.environ.get("STANDIN", "{}")))
 
 
+CALL = [  # how a chat with tools is answered, a piece each
+    {"role": "assistant", "content": None},
+    {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "lamp", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"room": "K\u00fc'}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": 'che \\"1\\""}'}}]},
+    {"tool_calls": [{"index": 1, "id": "call_2", "type": "function", "function": {"name": "lamp", "arguments": "{}"}}]},
+]
+CALLS = [
+    {"index": 0, "id": "call_1", "type": "function",
+     "function": {"name": "lamp", "arguments": '{"room": "K\u00fcche \\"1\\""}'}},
+    {"index": 1, "id": "call_2", "type": "function", "function": {"name": "lamp", "arguments": "{}"}},
+]  # fmt: skip
+
+
 def arguments():
     parser = argparse.ArgumentParser()
-    for name in ("--host", "--port", "--nccl-port", "--config", "--model-path", "--tp-size"):
+    for name in ("--host", "--port", "--nccl-port", "--config", "--model-path", "--tp-size", "--hicache-size",
+                 "--hicache-ratio"):  # fmt: skip
         parser.add_argument(name)
     parser.add_argument("--is-embedding", action="store_true")
     return parser.parse_known_args()[0]
@@ -170,12 +192,14 @@ class Engine:
 
     def info(self):
         self.touch("/server_info")
-        memory = {"weight": HOW["weights_gb"], "kvcache": HOW["kv_gb"], "graph": 0.0, "token_capacity": 4096}
+        memory = {"weight": HOW["weights_gb"], "kvcache": HOW["kv_gb"], "graph": 0.0, "token_capacity": HOW["tokens"]}
         return {"api_key": self.api, "max_req_input_len": 500, "internal_states": [{"memory_usage": memory}]}
 
     @property
     def ready(self):
-        return time.monotonic() - self.began >= HOW["start_s"]
+        return time.monotonic() - self.began >= HOW["start_s"] and not (
+            HOW["wait_for"] and not Path(HOW["wait_for"]).exists()
+        )
 
 
 ADMIN = ("/flush_cache", "/abort_request", "/release_memory_occupation", "/resume_memory_occupation",
@@ -324,6 +348,14 @@ def make_children():
                 time.sleep(3600)
 
 
+def say_pool(args):
+    """As each rank does once it has sized its pool on the host."""
+    nbytes = HOW["host_pool_gb"] * 1e9
+    nbytes = nbytes or float(args.hicache_size or 0) * 1e9 or float(args.hicache_ratio or 0) * HOW["kv_gb"] * 2**30
+    for rank in range(int(args.tp_size or 1) if nbytes else 0):
+        print(f"TP{rank}] Allocating KV hierarchical KV host pool: 4096 tokens, {nbytes / 1e9:.2f} GB host memory.")
+
+
 async def chat(engine):
     while not engine.ready and not HOW["silent"]:
         print("standin: loading", flush=True)
@@ -340,7 +372,11 @@ async def main():
     print("standin: keys", engine.api, engine.admin, flush=True)
     if HOW["stubborn"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say_pool(args)
     make_children()
+    if HOW["floods"] and os.fork() == 0:
+        while True:
+            os.write(1, b"x" * 1023 + b"\n")
     chatter = asyncio.ensure_future(chat(engine))
     if HOW["exit"] is not None:
         sys.exit(HOW["exit"])
