@@ -64,6 +64,9 @@ def test_registers_its_adapters() -> None:
         def add(self, name: str, adapter: type) -> None:
             self.added[name] = adapter
 
+        def add_catalogue(self, folder: Path) -> None:
+            assert any(folder.glob("*.yaml"))
+
     registrar = Registrar()
     plugin.register_adapters(registrar)
     assert registrar.added == {"torch-dense": DenseAdapter}

@@ -17,10 +17,16 @@ __all__ = ["Backbone", "Packed", "PaddedBackbone", "cut_evenly", "split_by_lengt
 
 @frozen(eq=False)
 class Packed:
-    """Token ids of a batch, int64 (tokens,), and each text's length; longest first."""
+    """Token ids of a batch, int64 (tokens,), and each text's length; longest first.
+
+    ``types``: token type ids like ``ids``; ``None``: all 0. ``attended``: how many of each text's leading tokens are
+    attended to; ``None``: all of them.
+    """
 
     ids: torch.Tensor
     lengths: tuple[int, ...]
+    types: torch.Tensor | None = None
+    attended: tuple[int, ...] | None = None
 
 
 class Backbone(Protocol):
@@ -58,17 +64,24 @@ class PaddedBackbone:
 
     def hidden(self, batch: Packed) -> torch.Tensor:
         count, longest = len(batch.lengths), batch.lengths[0]
-        if batch.lengths[-1] == longest:
-            return self._forward(batch.ids.view(count, longest), None).reshape(count * longest, -1)
+        if batch.lengths[-1] == longest and batch.attended is None:
+            types = None if batch.types is None else batch.types.view(count, longest)
+            return self._forward(batch.ids.view(count, longest), None, types).reshape(count * longest, -1)
         device = batch.ids.device
-        lengths = torch.tensor(batch.lengths, device=device)
-        mask = torch.arange(longest, device=device) < lengths[:, None]
+        places = torch.arange(longest, device=device)
+        there = places < torch.tensor(batch.lengths, device=device)[:, None]
+        mask = there if batch.attended is None else places < torch.tensor(batch.attended, device=device)[:, None]
         ids = torch.full((count, longest), self._pad_id, dtype=torch.int64, device=device)
-        ids[mask] = batch.ids
-        return self._forward(ids, mask.to(torch.int64))[mask]
+        ids[there] = batch.ids
+        types = None
+        if batch.types is not None:
+            types = torch.zeros_like(ids)
+            types[there] = batch.types
+        return self._forward(ids, mask.to(torch.int64), types)[there]
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        output: Any = self.module(input_ids=ids, attention_mask=mask)
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None, types: torch.Tensor | None) -> torch.Tensor:
+        more = {} if types is None else {"token_type_ids": types}
+        output: Any = self.module(input_ids=ids, attention_mask=mask, **more)
         hidden: torch.Tensor = output[0]
         return hidden
 

@@ -1,4 +1,4 @@
-"""What a model folder says about its model, read without torch.
+"""What a model folder says about its model, read without torch: what all families share.
 
 The files are those of transformers (``config.json``, ``*.safetensors``) and, where present, of sentence-transformers
 (``modules.json`` and what it names). Anything that would change the vectors and is not understood is refused.
@@ -7,16 +7,26 @@ The files are those of transformers (``config.json``, ``*.safetensors``) and, wh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from sie_core import ModelSourceInvalid, UnsafeSource
 
-from sie_adapters_torch._options import DenseOptions, LoadOptions, Pooling, TextOptions
+from sie_adapters_torch._options import LoadOptions, TextOptions
 
-__all__ = ["DenseFiles", "HeadStep", "ModelFiles", "Prompts", "read_dense", "read_model", "read_object", "read_prompts"]
+__all__ = [
+    "ModelFiles",
+    "Prompts",
+    "inside",
+    "limited",
+    "read_json",
+    "read_model",
+    "read_modules",
+    "read_object",
+    "read_prompts",
+]
 
 
 @frozen(eq=False)
@@ -56,36 +66,11 @@ class Prompts:
     document: str
 
 
-@frozen
-class HeadStep:
-    """A step after pooling. ``dense`` has its weights in ``folder``; ``activation`` is a class of ``torch.nn``."""
-
-    kind: Literal["normalise", "dense", "layer_norm"]
-    folder: Path | None = None
-    inputs: int = 0
-    outputs: int = 0
-    bias: bool = True
-    activation: str = "Identity"
-
-
-@frozen(eq=False)
-class DenseFiles:
-    """A dense encoder: the transformers model, pooling, the steps after it, prompts and what sizes it can give."""
-
-    model: ModelFiles
-    pooling: Pooling
-    include_prompt: bool
-    head: tuple[HeadStep, ...]
-    prompts: Prompts
-    dims: int
-    matryoshka: tuple[int, ...] | None
-
-
 # --- JSON ------------------------------------------------------------------------------------------
 
 
-def _read_json(file: Path) -> Any:
-    """The file's content; ``None`` when there is no such file."""
+def read_json(file: Path) -> Any:
+    """The file's content; ``None`` when there is no such file. Raises ModelSourceInvalid."""
     try:
         return json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -98,14 +83,14 @@ def _read_json(file: Path) -> Any:
 
 def read_object(file: Path) -> dict[str, Any] | None:
     """A JSON object; ``None`` when there is no such file. Raises ModelSourceInvalid."""
-    content = _read_json(file)
+    content = read_json(file)
     if content is not None and not isinstance(content, dict):
         raise ModelSourceInvalid(f"{file} holds no JSON object")
     return content
 
 
-def _inside(folder: Path, name: object, file: Path) -> Path:
-    """A path that a file of the model names. It may not lead out of the model's folder."""
+def inside(folder: Path, name: object, file: Path) -> Path:
+    """A path that a file of the model names, which may not lead out of the model's folder: ModelSourceInvalid."""
     path = Path(str(name))
     if not isinstance(name, str) or path.is_absolute() or ".." in path.parts:
         raise ModelSourceInvalid(f"{file} names {name!r}, which is not inside the model's folder")
@@ -142,7 +127,7 @@ def _weights(folder: Path, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
         names = index.get("weight_map")
         if not isinstance(names, dict) or not names:
             raise ModelSourceInvalid(f"{index_file} has no weight_map")
-        shards = tuple(_inside(folder, name, index_file) for name in sorted(set(names.values()), key=str))
+        shards = tuple(inside(folder, name, index_file) for name in sorted(set(names.values()), key=str))
         missing = [shard.name for shard in shards if not shard.exists()]
         if missing and not needed:
             return (), False
@@ -206,124 +191,39 @@ def read_prompts(folder: Path, options: TextOptions) -> tuple[Prompts, Mapping[s
     return Prompts(named, query, document), about
 
 
-# --- the dense part --------------------------------------------------------------------------------
-
-
-def read_dense(folder: Path, options: DenseOptions, *, weights_needed: bool = True) -> DenseFiles:
-    """Read a dense encoder's folder. Raises ModelSourceInvalid, UnsafeSource."""
-    modules = _read_json(folder / "modules.json")
-    prompts, about = read_prompts(folder, options)
-    steps: list[tuple[str, Path]] = [("Transformer", folder)]
-    if modules is not None:
-        steps = _modules(folder, modules)
-    model = read_model(steps[0][1], options, weights_needed=weights_needed)
-    pooling: Pooling = options.pooling or "mean"
-    include_prompt, head = True, []
-    for kind, place in steps[1:]:
-        if kind == "Pooling":
-            found, include_prompt = _pooling(place, known=options.pooling)
-            pooling = options.pooling or found
-        elif kind == "Normalize":
-            head.append(HeadStep("normalise"))
-        elif kind == "Dense":
-            head.append(_dense(place))
-        elif kind == "LayerNorm":
-            head.append(HeadStep("layer_norm", folder=place))
-    if options.normalise is not None:
-        head = [step for step in head if step.kind != "normalise"]
-        head += [HeadStep("normalise")] if options.normalise else []
-    dims = next((step.outputs for step in reversed(head) if step.kind == "dense"), model.hidden_size)
-    limit = options.max_length or model.max_length
+def limited(model: ModelFiles, max_length: int | None) -> ModelFiles:
+    """The model with the limit that the options set, if they do. Raises ModelSourceInvalid."""
+    if not max_length:
+        return model
     positions = _positions(model.text_config)
-    if options.max_length and positions is not None and positions < options.max_length:
-        raise ModelSourceInvalid(f"max_length is {options.max_length}, and the model has {positions} positions")
-    model = ModelFiles(model.folder, model.config, model.weights, model.pickled, limit)
-    sizes = _matryoshka(model.config, about, options, dims)
-    return DenseFiles(model, pooling, include_prompt, tuple(head), prompts, dims, sizes)
+    if positions is not None and positions < max_length:
+        raise ModelSourceInvalid(f"max_length is {max_length}, and the model has {positions} positions")
+    return evolve(model, max_length=max_length)
 
 
-_STEPS = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout")
+# --- modules of sentence-transformers ----------------------------------------------------------------
 
 
-def _modules(folder: Path, modules: Any) -> list[tuple[str, Path]]:
+def read_modules(
+    folder: Path, known: Sequence[str], *, adapter: str, libraries: Sequence[str] = ("sentence_transformers",)
+) -> list[tuple[str, Path]] | None:
+    """The names and folders of the steps in ``modules.json``; ``None`` without one. The first is the encoder.
+
+    Raises ModelSourceInvalid, and UnsafeSource for classes that are not those libraries' own.
+    """
     file = folder / "modules.json"
+    modules = read_json(file)
+    if modules is None:
+        return None
     if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise ModelSourceInvalid(f"{file} lists no modules")
     steps = []
     for module in modules:
         kind, path = str(module.get("type", "")), module.get("path", "")
-        if not kind.startswith("sentence_transformers."):
-            raise UnsafeSource(f"{file} asks for {kind!r}, code of the model's own; torch-dense can't run it")
+        if kind.partition(".")[0] not in libraries or "." not in kind:
+            raise UnsafeSource(f"{file} asks for {kind!r}, code of the model's own; {adapter} can't run it")
         name = kind.rpartition(".")[2]
-        if name not in _STEPS:
-            raise ModelSourceInvalid(f"{file} asks for a {name} module; torch-dense knows {', '.join(_STEPS)}")
-        steps.append((name, _inside(folder, path, file)))
-    order = [name for name, _ in steps]
-    if order[0] != "Transformer" or order.count("Transformer") != 1 or order.count("Pooling") != 1:
-        raise ModelSourceInvalid(f"{file} must start with one Transformer and have one Pooling; it has {order}")
-    if order[1] != "Pooling":
-        raise ModelSourceInvalid(f"{file} has a {order[1]} before the pooling; torch-dense can't do that")
+        if name not in known:
+            raise ModelSourceInvalid(f"{file} asks for a {name} module; {adapter} knows {', '.join(known)}")
+        steps.append((name, inside(folder, path, file)))
     return steps
-
-
-_POOLING: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-
-
-def _pooling(folder: Path, *, known: Pooling | None) -> tuple[Pooling, bool]:
-    file = folder / "config.json"
-    about = read_object(file)
-    if about is None:
-        raise ModelSourceInvalid(f"{file} is missing")
-    stated = about.get("pooling_mode")
-    modes = [stated] if isinstance(stated, str) else stated
-    if modes is None:
-        modes = [mode for flag, mode in _POOLING_FLAGS.items() if about.get(flag)] or ["mean"]
-    include_prompt = bool(about.get("include_prompt", True))
-    if known is not None:
-        return known, include_prompt
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLING:
-        raise ModelSourceInvalid(f"{file} asks for {modes} pooling; torch-dense knows {', '.join(_POOLING)}")
-    return _POOLING[modes[0]], include_prompt
-
-
-_ACTIVATIONS = ("Tanh", "Identity", "GELU", "ReLU", "SiLU", "Sigmoid")
-
-
-def _dense(folder: Path) -> HeadStep:
-    file = folder / "config.json"
-    about = read_object(file) or {}
-    inputs, outputs = about.get("in_features"), about.get("out_features")
-    if not isinstance(inputs, int) or not isinstance(outputs, int):
-        raise ModelSourceInvalid(f"{file} lacks in_features and out_features")
-    dotted = str(about.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    activation = dotted.rpartition(".")[2]
-    if not dotted.startswith("torch.nn.") or activation not in _ACTIVATIONS:
-        raise ModelSourceInvalid(f"{file} asks for {dotted}; torch-dense knows {', '.join(_ACTIVATIONS)}")
-    if about.get("use_residual"):
-        raise ModelSourceInvalid(f"{file} asks for a residual connection, which torch-dense does not know")
-    places = (about.get("module_input_name"), about.get("module_output_name"))
-    if any(place not in (None, "sentence_embedding") for place in places):
-        raise ModelSourceInvalid(f"{file} works on {places}; torch-dense knows a Dense after the pooling only")
-    return HeadStep("dense", folder, inputs, outputs, bool(about.get("bias", True)), activation)
-
-
-def _matryoshka(
-    config: Mapping[str, Any], about: Mapping[str, Any], options: DenseOptions, dims: int
-) -> tuple[int, ...] | None:
-    """Sizes that a request may ask for; ``None``: any up to ``dims``."""
-    sizes = options.matryoshka
-    if sizes is None:
-        declared = config.get("matryoshka_dimensions") or about.get("matryoshka_dimensions")
-        if isinstance(declared, list) and all(isinstance(size, int) for size in declared):
-            sizes = tuple(declared)
-        elif config.get("is_matryoshka") is True:
-            return None
-    return tuple(sorted({size for size in sizes or () if 0 < size <= dims}))

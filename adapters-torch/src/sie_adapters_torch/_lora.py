@@ -31,7 +31,7 @@ from sie_core import (
 
 from sie_adapters_torch._backbone import Backbone, Packed
 from sie_adapters_torch._lora_files import LoraFiles, bounded_ranks, lora_files, only_lora
-from sie_adapters_torch._options import DenseOptions
+from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._torch import free_all, out_of_memory, place_in_buffer, realised_bytes, torch_device
 from sie_adapters_torch._weights import unused
 
@@ -51,8 +51,9 @@ class Base:
     name: str
     module: torch.nn.Module
     account: str
-    options: DenseOptions
+    options: LoadOptions
     backbone: Callable[[torch.nn.Module], Backbone]
+    max_loras: int
 
 
 @define(eq=False)
@@ -122,7 +123,7 @@ class Loras:
         """
         self._check_offered()
         others = len(self._adapters.keys() - {name})
-        if others >= self._base.options.max_loras:
+        if others >= self._base.max_loras:
             raise ResourceExhausted(f"{self._base.name} holds {others} LoRA adapters, as many as max_loras allows")
         files = lora_files(source, allow_pickle=self._base.options.allow_pickle)
         _check_wanted(ctx)
@@ -149,7 +150,7 @@ class Loras:
             self.unload(name)
 
     def _check_offered(self) -> None:
-        if not self._base.options.max_loras:
+        if not self._base.max_loras:
             raise Unsupported(f"{self._base.name} takes no LoRA adapters: max_loras is 0", param="lora")
         if find_spec("peft") is None:
             raise MissingDependency("LoRA adapters need the package peft: pip install 'sie-adapters-torch[lora]'")

@@ -62,11 +62,11 @@ class PackedBert:
         positions = torch.cat([longest[:length] for length in batch.lengths])
         embedded = self._model.embeddings(
             input_ids=batch.ids[None],
-            token_type_ids=torch.zeros_like(batch.ids)[None],
+            token_type_ids=(torch.zeros_like(batch.ids) if batch.types is None else batch.types)[None],
             position_ids=positions[None],
         )
         hidden: torch.Tensor = embedded[0]
-        work = _Workspace(hidden, batch.lengths, self._heads, self._wide, at_least=self._chunk)
+        work = _Workspace(hidden, batch, self._heads, self._wide, at_least=self._chunk)
         for layer in self._model.encoder.layer:
             attended = layer.attention.output(work.attend(layer.attention.self, hidden), hidden)
             hidden = layer.output(work.widen(layer.intermediate, attended), attended)
@@ -83,18 +83,20 @@ class _Workspace:
     made once a pass: with dozens of lengths, making them in every layer would cost more than the attention.
     """
 
-    def __init__(self, like: torch.Tensor, lengths: Sequence[int], heads: int, wide: int, *, at_least: int) -> None:
+    def __init__(self, like: torch.Tensor, batch: Packed, heads: int, wide: int, *, at_least: int) -> None:
         tokens, width = like.shape
         block = like.new_empty(max(tokens, at_least) * max(4 * width, wide))
         *self._inputs, self._result = block[: 4 * tokens * width].view(4, tokens, width).unbind()
         self._wide = block[: tokens * wide].view(tokens, wide)
         self._batches = []
         start = 0
-        for length, same in groupby(lengths):
+        for (length, attended), same in groupby(zip(batch.lengths, batch.attended or batch.lengths, strict=True)):
             count = len(list(same))
             rows, shape = slice(start, start + length * count), (count, length, heads, width // heads)
-            views = [whole[rows].view(shape).transpose(1, 2) for whole in (*self._inputs, self._result)]
-            self._batches.append(views)
+            query, key, value, result = (
+                whole[rows].view(shape).transpose(1, 2) for whole in (*self._inputs, self._result)
+            )
+            self._batches.append((query, key[:, :, :attended], value[:, :, :attended], result))
             start = rows.stop
 
     def attend(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sie_core import ModelSourceInvalid
 
-from sie_adapters_torch._files import HeadStep
+from sie_adapters_torch._dense_files import HeadStep
 from sie_adapters_torch._options import Pooling
 from sie_adapters_torch._weights import load_tensors
 

@@ -13,14 +13,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from attrs import frozen
 from sie_core import AdmissionReserve, DeviceNeed, DeviceView, ModelSpec
 
 from sie_adapters_torch._checkpoint import DTYPE_BYTES, TensorEntry, read_headers, tensor_bytes
-from sie_adapters_torch._files import HeadStep, ModelFiles
+from sie_adapters_torch._dense_files import HeadStep
+from sie_adapters_torch._files import ModelFiles
 
-__all__ = ["activation_bytes_per_token", "head_bytes", "pool_name", "reserve", "weight_bytes"]
+__all__ = ["Size", "activation_bytes_per_token", "head_bytes", "pool_name", "reserve", "weight_bytes"]
 
 CUDA_CONTEXT = 512 * 1024 * 1024
 CUDA_WORKSPACE = 32 * 1024 * 1024  # cuBLAS takes this much on its first call on current GPUs
@@ -29,25 +31,43 @@ _COMPUTED_TABLES = 64 * 1024
 _HEADS = ("cls.", "lm_head.", "classifier.", "score.", "qa_outputs.", "vocab_", "generator_", "discriminator_")
 
 
+@frozen
+class Size:
+    """What a model takes beside the weights of its checkpoint, in bytes.
+
+    ``token_bytes``: activations of one token of a batch. ``fixed_bytes``: what a batch takes however small it is.
+    ``head_bytes``: weights that are not in the checkpoint of the encoder.
+    """
+
+    token_bytes: int
+    fixed_bytes: int = 0
+    head_bytes: int = 0
+
+
 def pool_name(device: str) -> str:
     """In-process engines on one device share a context and take turns."""
     return f"torch:{device}"
 
 
-def weight_bytes(files: ModelFiles, dtype: str, entries: Sequence[TensorEntry] | None = None) -> int:
-    """Bytes of the weights once loaded, of ``entries`` or what the files' headers say. Raises ModelSourceInvalid."""
+def weight_bytes(
+    files: ModelFiles,
+    dtype: str,
+    entries: Sequence[TensorEntry] | None = None,
+    loaded: Callable[[TensorEntry], bool | None] = lambda entry: None,
+) -> int:
+    """Bytes of the weights once loaded, of ``entries`` or what the files' headers say. Raises ModelSourceInvalid.
+
+    ``loaded`` says whether a tensor is loaded; ``None``: as for an encoder alone.
+    """
     if files.pickled:
         # What a pickle holds is not known without running it: its size, doubled when it may be half precision.
         pickles = sum(file.stat().st_size for file in files.folder.glob("pytorch_model*.bin"))
         return pickles * (2 if dtype == "float32" else 1) + _COMPUTED_TABLES
     entries = read_headers(files.weights) if entries is None else entries
-    return tensor_bytes(_loaded(files, entries), dtype) + _COMPUTED_TABLES
-
-
-def _loaded(files: ModelFiles, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
     decoder = ("decoder.",) if files.config.get("model_type") in ("t5", "mt5", "umt5") else ()
-    kept = [entry for entry in entries if not entry.name.startswith((*_HEADS, *decoder))]
-    return kept or list(entries)
+    said = [(entry, loaded(entry)) for entry in entries]
+    kept = [entry for entry, yes in said if (not entry.name.startswith((*_HEADS, *decoder)) if yes is None else yes)]
+    return tensor_bytes(kept or entries, dtype) + _COMPUTED_TABLES
 
 
 def activation_bytes_per_token(files: ModelFiles, dtype: str) -> int:
@@ -72,15 +92,13 @@ def head_bytes(steps: Sequence[HeadStep], width: int) -> int:
     return total
 
 
-def reserve(
-    model: ModelSpec, files: ModelFiles, dtype: str, devices: Sequence[DeviceView], weights: int
-) -> AdmissionReserve:
+def reserve(model: ModelSpec, devices: Sequence[DeviceView], weights: int, size: Size) -> AdmissionReserve:
     """The answer to ``admission_reserve`` for a model of ``weights`` bytes on one device."""
     best = devices[0] if devices else None
     kind = best.kind if best is not None else "cpu"
     headroom = model.runtime_headroom
     if headroom is None:
-        per_batch = model.batch_tokens * activation_bytes_per_token(files, dtype)
+        per_batch = model.batch_tokens * size.token_bytes + size.fixed_bytes
         headroom = {"emulated": 0, "cuda": per_batch + CUDA_WORKSPACE}.get(kind, per_batch)
     need = DeviceNeed(
         min_bytes=weights,

@@ -18,10 +18,20 @@ __all__ = ["Tokeniser", "Tokens"]
 
 @frozen(eq=False)
 class Tokens:
-    """One item's ids, int64 (n,), special ones included; the first ``prompt`` of them come from the prompt."""
+    """One item's ids, int64 (n,), special ones included; the first ``prompt`` of them come from the prompt.
+
+    ``types``: token type ids, int64 (n,); ``None``: all 0. ``seen``: how many of the leading tokens the others attend
+    to; ``None``: all.
+    """
 
     ids: NDArray[np.int64]
     prompt: int = 0
+    types: NDArray[np.int64] | None = None
+    seen: int | None = None
+
+    @property
+    def attended(self) -> int:
+        return len(self.ids) if self.seen is None else self.seen
 
 
 class Tokeniser:

@@ -10,7 +10,7 @@ import pickle
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +21,15 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._torch import DTYPES
 
-__all__ = ["load_backbone", "load_config", "load_tensors", "unused"]
+__all__ = ["HeadKind", "load_config", "load_model", "load_tensors", "unused"]
+
+HeadKind = Literal["masked_lm", "sequence_classification", "token_classification"]
+"""Heads that belong to a checkpoint."""
+_HEAD_MAPPINGS: dict[HeadKind, str] = {
+    "masked_lm": "MODEL_FOR_MASKED_LM_MAPPING",
+    "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+}
 
 # Encoder-decoders of which an embedding model is the encoder half.
 _ENCODER_HALF = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
@@ -47,8 +55,11 @@ def load_config(files: ModelFiles, options: LoadOptions) -> Any:
         ) from error
 
 
-def load_backbone(files: ModelFiles, options: LoadOptions) -> tuple[torch.nn.Module, Any]:
-    """The model on the CPU, in evaluation mode, and its configuration. Raises LoadError."""
+def load_model(files: ModelFiles, options: LoadOptions, head: HeadKind | None = None) -> tuple[torch.nn.Module, Any]:
+    """The encoder, or the whole model with its head, on the CPU in evaluation mode; and its configuration.
+
+    Raises LoadError.
+    """
     from transformers.utils import logging as _logging
 
     logging: Any = _logging
@@ -60,7 +71,7 @@ def load_backbone(files: ModelFiles, options: LoadOptions) -> tuple[torch.nn.Mod
     config = load_config(files, options)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    maker, extra = _model_class(config, files, options)
+    maker, extra = _with_head(config, files, head) if head else _encoder_alone(config, files, options)
     extra |= {"attn_implementation": options.attn}
     try:
         try:
@@ -82,13 +93,27 @@ def load_backbone(files: ModelFiles, options: LoadOptions) -> tuple[torch.nn.Mod
         ) from error
     except pickle.UnpicklingError as error:
         raise ModelSourceInvalid(f"{files.folder}: the pickled weights are damaged: {_first_line(error)}") from error
-    _check_complete(files, info)
+    _check_complete(files, info, poolers=head is not None)
     model.eval()
     model.requires_grad_(False)
     return model, config
 
 
-def _model_class(config: Any, files: ModelFiles, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
+def _with_head(config: Any, files: ModelFiles, head: HeadKind) -> tuple[Any, dict[str, Any]]:
+    from transformers.models.auto import modeling_auto
+
+    maker = getattr(modeling_auto, _HEAD_MAPPINGS[head]).get(type(config), None)
+    if isinstance(maker, tuple):
+        maker = maker[0]
+    if maker is None or getattr(config, "is_encoder_decoder", False):
+        raise ModelSourceInvalid(
+            f"{files.folder}: transformers has no encoder with a head for {head.replace('_', ' ')} "
+            f"for model_type {config.model_type!r}"
+        )
+    return maker, {}
+
+
+def _encoder_alone(config: Any, files: ModelFiles, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
     import transformers
     from transformers import AutoModel
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
@@ -125,8 +150,9 @@ def _read(
 _LAYER = re.compile(r"(^|\.)(layers?|h|blocks?)\.\d+\.")
 
 
-def _check_complete(files: ModelFiles, info: dict[str, Any]) -> None:
-    missing = sorted(str(key) for key in info.get("missing_keys") or () if not unused(str(key)))
+def _check_complete(files: ModelFiles, info: dict[str, Any], *, poolers: bool) -> None:
+    """Raises ModelSourceInvalid. ``poolers``: whether a pooler that the model has is read."""
+    missing = sorted(str(key) for key in info.get("missing_keys") or () if poolers or not unused(str(key)))
     wrong = sorted(str(key) for key in info.get("mismatched_keys") or ())
     if missing or wrong or info.get("error_msgs"):
         names = [*missing, *wrong, *map(str, info.get("error_msgs") or ())]

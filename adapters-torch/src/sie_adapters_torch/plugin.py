@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from sie_core import (
     AdapterRegistrar,
@@ -18,6 +20,7 @@ from sie_core import (
     hookimpl,
 )
 
+from sie_adapters_torch._adapter import TorchAdapter
 from sie_adapters_torch.dense import DenseAdapter
 
 __all__ = [
@@ -31,13 +34,14 @@ __all__ = [
 
 sie_api = 1
 
-_ADAPTERS = {"torch-dense": DenseAdapter}
+_ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {"torch-dense": DenseAdapter}
 
 
 @hookimpl
 def register_adapters(registrar: AdapterRegistrar) -> None:
     for name, adapter in _ADAPTERS.items():
         registrar.add(name, adapter)
+    registrar.add_catalogue(Path(__file__).with_name("catalogue"))
 
 
 @hookimpl
