@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,14 @@ import httpx
 import pytest
 from attrs import define, field
 from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, HiCacheAdapter
-from sie_core import DeviceGrant, DeviceView, Grant, ModelSpec, Source, TransitionContext
+from sie_core import DeviceGrant, DeviceView, GenerateRequest, Grant, ModelSpec, Source, TransitionContext
+from sie_core.config import ServerConfig
+from sie_core.http import create_app
 from sie_core.memory.emulated import EmulatedDevice
+from sie_core.memory.ledger import Ledger
+from sie_core.plugins import Plugins
+from sie_core.residency import Registry, RegistrySettings
+from sie_core.serving import Service
 
 SUPPORT = Path(__file__).parent / "support"
 GIB = 1 << 30
@@ -149,8 +156,87 @@ def helpers() -> Any:
         told = staticmethod(told)
         support = SUPPORT
         save_model = staticmethod(save_model)
+        emulated = staticmethod(lambda account: EmulatedDevice(account, 128 * MIB))
+        request = staticmethod(lambda tokens: GenerateRequest("completion", {"prompt": "hi", "max_tokens": tokens}))
 
     return Helpers
+
+
+# --- a whole server, in the test's own event loop ------------------------------------------------------
+
+
+@define
+class Front:
+    """The application as a client sees it, and the book behind it."""
+
+    http: httpx.AsyncClient
+    registry: Registry
+    ledger: Ledger
+
+    async def chat(self, model: str = "tiny", **body: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
+        return await self.http.post("/v1/chat/completions", json={"model": model, **body})
+
+    async def act(self, action: str, model: str = "tiny") -> httpx.Response:
+        return await self.http.post(f"/v1/admin/models/{model}/{action}", json={})
+
+    async def row(self, model: str = "tiny") -> dict[str, Any]:
+        rows = (await self.http.get("/v1/status")).json()["models"]
+        return dict(next(row for row in rows if row["name"] == model))
+
+    async def residency(self, model: str = "tiny") -> str:
+        return str((await self.row(model))["residency"])
+
+    async def until(self, state: str, model: str = "tiny") -> None:
+        async with asyncio.timeout(20):
+            while self.registry.status(model).residency != state:
+                await asyncio.sleep(0.005)
+
+    def engine(self, model: str = "tiny") -> Any:
+        """Its engine, parked ones too."""
+        seat = self.registry._roster.records[model].seat
+        assert seat is not None
+        return seat.engine
+
+    def booked(self) -> dict[str, int]:
+        """What the book holds, by account."""
+        found: dict[str, int] = {}
+        for claim in self.ledger.claims():
+            found[claim.account] = found.get(claim.account, 0) + claim.charge
+        return {account: nbytes for account, nbytes in found.items() if nbytes}
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Front]]
+
+
+@pytest.fixture
+def front() -> Serve:
+    """``async with front(model, …) as server``: in the end the book must be empty."""
+
+    @asynccontextmanager
+    async def serve(
+        *models: ModelSpec, devices: Sequence[Any] | None = None, tier: int = GIB, host: int = 64 * GIB, **settings: Any
+    ) -> AsyncIterator[Front]:
+        devices = [EmulatedDevice("emulated:0", 128 * MIB)] if devices is None else devices
+        ledger = Ledger()
+        ledger.add_account("host", total=host)
+        for device in devices:
+            ledger.add_account(device.name, total=device.total())
+        plugins = Plugins.load()
+        registry = Registry(plugins, ledger, devices, RegistrySettings(host_cache_bytes=tier, **settings))
+        registry.apply(models)
+        await registry.start()
+        service = Service(registry)
+        app = create_app(service, ServerConfig(), plugins=plugins)
+        try:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sie", timeout=60) as http:
+                yield Front(http, registry, ledger)
+        finally:
+            await registry.shutdown(20.0)
+            service.close()
+        assert not ledger.claims()
+
+    return serve
 
 
 # --- the real one ----------------------------------------------------------------------------------

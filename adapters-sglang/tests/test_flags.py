@@ -86,7 +86,8 @@ def test_an_unknown_flag_is_refused_with_a_suggestion() -> None:
         (("--enable-metrics=yes",), "ignored explicit argument"),
         (("stray",), "unrecognized arguments"),
         (("--port", "80"), "not for you to set"),
-        (("--tp-size=2",), "the option of that name"),
+        (("--tp-size=2",), "the option `tp_size`"),
+        (("--dtype", "half"), "the option of that name"),
         (("--api-key", "x"), "keys are made"),
     ],
 )

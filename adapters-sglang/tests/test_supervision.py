@@ -190,7 +190,7 @@ def test_a_process_that_is_not_provably_ours_is_left_alone(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as stranger:
         folder = state_folder() / "0123"
         folder.mkdir()
-        about = {"token": "0123", "model": "m", "pid": stranger.pid, "owner": {"pid": 999_999_999, "started": 1.0}}
+        about = {"token": "0123", "model": "m", "pid": stranger.pid, "owner": {"pid": 999_999_999, "began": "then"}}
         (folder / "engine.json").write_text(json.dumps(about))
         assert end_orphans() == []
         assert stranger.poll() is None

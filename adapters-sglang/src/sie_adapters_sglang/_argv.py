@@ -12,7 +12,7 @@ from sie_adapters_sglang._errors import BadOptions
 from sie_adapters_sglang._flags import Flags
 from sie_adapters_sglang._options import EmbeddingOptions, EngineOptions, GenerationOptions
 
-__all__ = ["SERVED_NAME", "Place", "command_line"]
+__all__ = ["SERVED_NAME", "Place", "check_options", "command_line"]
 
 SERVED_NAME = "sie"
 """What the engine calls its model; what the model is called outside is the core's business."""
@@ -74,6 +74,20 @@ _OWNED = {
     "--nnodes": "nothing: engines run on this machine",
     "--tensor-parallel-size": "the option `tp_size`",
     "--tp": "the option `tp_size`",
+    "--pp-size": "the option `tp_size`: a rank is a device, and one rank a device is booked",
+    "--gpu-id-step": "the model's `device`",
+    "--node-rank": "nothing: engines run on this machine",
+    "--dist-init-addr": "nothing: engines run on this machine",
+    "--cpu-offload-gb": "nothing: weights on the host would not be booked",
+    "--gated-launch-port": "nothing: nobody would open the gate",
+    "--ssl-keyfile": "nothing: an engine listens on loopback only",
+    "--ssl-certfile": "nothing: an engine listens on loopback only",
+}
+
+# Variables that are not for a profile's env.
+_OWNED_ENV = {
+    "CUDA_VISIBLE_DEVICES": "the model's `device`: the engine would run where nothing is booked for it",
+    "SIE_ENGINE_TOKEN": "nothing: it proves whose an engine is",
 }
 
 
@@ -114,14 +128,26 @@ def command_line(options: EngineOptions, place: Place, flags: Flags) -> list[str
     return argv
 
 
+def check_options(options: EngineOptions, flags: Flags) -> None:
+    """What a start would refuse, said before anybody has to make room for it. Raises BadOptions."""
+    for name, instead in _OWNED_ENV.items():
+        if name in options.env:
+            raise BadOptions(f"env: {name} is not for you to set; use {instead}")
+    _check_extra(options, flags)
+    flags.check(list(_from_options(options)))
+
+
 def _check_extra(options: EngineOptions, flags: Flags) -> None:
     named = {each.name for each in fields(type(options))} & set(_SAME_NAMES)
+    # A flag may have several names: what they all set counts.
+    owned = {flags.known[flag]["dest"]: instead for flag, instead in _OWNED.items() if flag in flags.known}
     for word in options.extra_args:
         flag = word.partition("=")[0]
-        if flag in _OWNED or flag[2:].replace("-", "_") in named:
-            raise BadOptions(
-                f"extra_args: {flag} is not for you to set; use {_OWNED.get(flag, 'the option of that name')}"
-            )
+        instead = _OWNED.get(flag) or owned.get(flags.known.get(flag, {}).get("dest"))
+        if instead is None and flag[2:].replace("-", "_") in named:
+            instead = "the option of that name"
+        if instead is not None:
+            raise BadOptions(f"extra_args: {flag} is not for you to set; use {instead}")
     flags.check(options.extra_args, what="option for extra_args")
 
 

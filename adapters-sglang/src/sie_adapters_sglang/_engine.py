@@ -114,6 +114,10 @@ class SglangEngine(StreamEngine):
             process.kill()
         self._running.forget()
 
+    def ended_within(self, seconds: float) -> bool:
+        """Wait so long for its end."""
+        return self._running.process.ended.wait(seconds)
+
     def _ended(self) -> None:
         if self._closing.is_set():
             return

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
-__all__ = ["held_on"]
+__all__ = ["held_on", "used_on"]
+
+T = TypeVar("T")
 
 
 def held_on(number: int, pids: Iterable[int]) -> int | None:
     """Bytes that these processes hold on the device; ``None``: the driver does not say (in many containers)."""
     wanted = set(pids)
+    told = _ask(number, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    if told is None:
+        return None
+    sizes = [process.usedGpuMemory for process in told if process.pid in wanted]
+    if not sizes or None in sizes:
+        return None
+    return int(sum(sizes))
+
+
+def used_on(number: int) -> int | None:
+    """Bytes that anybody holds on the device; ``None``: there is no driver."""
+    told = _ask(number, lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle))
+    return None if told is None else int(told.used)
+
+
+def _ask(number: int, question: Callable[[Any, Any], T]) -> T | None:
     try:
         import pynvml
     except ImportError:
@@ -18,16 +37,11 @@ def held_on(number: int, pids: Iterable[int]) -> int | None:
     try:
         pynvml.nvmlInit()
         try:
-            handle = _handle(pynvml, number)
-            told = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return question(pynvml, _handle(pynvml, number))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
-    sizes = [process.usedGpuMemory for process in told if process.pid in wanted]
-    if not sizes or None in sizes:
-        return None
-    return int(sum(sizes))
 
 
 def _handle(pynvml: object, number: int) -> object:

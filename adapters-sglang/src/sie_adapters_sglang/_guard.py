@@ -37,13 +37,21 @@ class Log:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def write(self, data: bytes) -> None:
-        if self._size + len(data) > self._limit and self._size:
-            os.close(self._file)
-            os.replace(self._path, self._path + ".1")  # noqa: PTH105 - text all the way
-            self._file, self._size = self._open(), 0
-        self._size += len(data)
-        with contextlib.suppress(OSError):  # a full disk must not end the engine
+        with contextlib.suppress(OSError):  # neither a full disk nor a folder that was cleared must end the engine
+            if self._size + len(data) > self._limit and self._size:
+                self._turn()
+            self._size += len(data)
             os.write(self._file, data)
+
+    def _turn(self) -> None:
+        self._size = 0
+        try:
+            os.replace(self._path, self._path + ".1")  # noqa: PTH105 - text all the way
+            before, self._file = self._file, self._open()
+            os.close(before)
+        except OSError:  # it has no name any more, and must not grow for ever
+            os.ftruncate(self._file, 0)
+            os.lseek(self._file, 0, os.SEEK_SET)
 
 
 def adopt() -> None:
@@ -118,8 +126,11 @@ class Guard:
                 self.stop(ABANDONED_S if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()))
         return False
 
-    def read_log(self) -> None:
-        while self.talking:
+    def read_log(self, most: int = 16) -> None:
+        """At most so much at a time: an engine that never stops talking must not keep its end from being noticed."""
+        for _ in range(most):
+            if not self.talking:
+                return
             try:
                 data = os.read(self.output, 65536)
             except BlockingIOError:
@@ -157,7 +168,7 @@ class Guard:
                 self.signal_all(signal.SIGKILL)
         with contextlib.suppress(OSError):  # where orphans can't be adopted, they may still be in the group
             os.killpg(self.child.pid, signal.SIGKILL)
-        self.read_log()
+        self.read_log(64)
         self.say(exit=self.exit if self.exit is not None else -signal.SIGKILL)
 
 

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from attrs import define, field, frozen
@@ -172,8 +173,9 @@ def _wait_ready(plan: Plan, ctx: TransitionContext, process: EngineProcess, cont
     begun = heard = time.monotonic()
     until = min(begun + options.start_timeout_s, ctx.deadline - 2.0)
     mark = process.log_mark()
+    health = _Health(control)
     while True:
-        if process.ended.wait(_POLL_S):
+        if process.ended.wait(0.0 if health.asking else _POLL_S):
             raise _failed(process, f"ended with {_ending(process.exit_code)} while it started")
         if ctx.cancelled.is_set():
             raise TransitionCancelled("the start was called off")
@@ -188,6 +190,33 @@ def _wait_ready(plan: Plan, ctx: TransitionContext, process: EngineProcess, cont
         if now - heard > options.stall_timeout_s:
             raise _failed(process, f"has said nothing for {now - heard:.0f} s and is not ready")
         ctx.progress(min(0.9, (now - begun) / options.start_timeout_s), "loading")
+
+
+class _Health:
+    """One question at a time, on a thread of its own: an engine may take long to answer, or never do."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._answers: list[bool] = []
+        self._thread: threading.Thread | None = None
+
+    @property
+    def asking(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def good(self) -> bool:
+        """Whether the engine has said so. Waits a moment for the answer."""
+        if not self.asking:
+            self._thread = threading.Thread(target=self._ask, name="sie-sglang-health", daemon=True)
+            self._thread.start()
+        assert self._thread is not None
+        self._thread.join(_POLL_S)
+        return any(self._answers)
+
+    def _ask(self) -> None:
+        # It has much to do: only a refused connection, or a refusal, is tried again at once.
+        with suppress(Exception):  # the start was given up, and the connection closed under it
+            self._answers.append(self._control.healthy(timeout_s=30.0))
 
 
 def _failed(process: EngineProcess, what: str) -> Exception:

@@ -7,15 +7,22 @@ stays after a resume; later ones let it go, unless ``TMS_RETAIN_CPU_BACKUP=1`` i
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 
 from sie_core import Declined, Engine, HostOffload, HostResidue, TransitionContext
 
 from sie_adapters_sglang._engine import SglangEngine
 from sie_adapters_sglang._flags import version_key
+from sie_adapters_sglang._gpu import used_on
 
 __all__ = ["announce", "keeps_copy", "offload", "restore"]
 
 _LETS_GO = version_key("0.0.10")
+_FREED = 0.95
+_BACK_S, _STILL_S, _POLL_S = 20.0, 2.0, 0.05
+"""After a release: how long memory may take to come back, how long it may stand still, how often to look."""
+_SPARE_S = 2.0
 
 
 def keeps_copy(memory_saver: str | None, retain: str | None) -> bool:
@@ -46,10 +53,43 @@ def offload(engine: Engine, ctx: TransitionContext) -> HostOffload | None:
     if not isinstance(engine, SglangEngine):
         return None
     copied = engine.usage.weights * len(engine.devices) if engine.usage is not None else 0
+    before = _levels(engine)
     engine.parking.park(ctx)
+    _come_back(engine, before, ctx)
     engine.emulated.give_back()
     context = engine.context_bytes
     return HostOffload(host_bytes=copied, retained=dict.fromkeys(engine.devices, context))
+
+
+def _levels(engine: SglangEngine) -> dict[str, int]:
+    """Bytes in use, as the driver says: by the engine where it tells one from the other, else by all."""
+    found = {}
+    for account, held in engine.memory().devices.items():
+        kind, _, number = account.partition(":")
+        level = (held if held is not None else used_on(int(number or 0))) if kind == "cuda" else None
+        if level is not None:
+            found[account] = level
+    return found
+
+
+def _come_back(engine: SglangEngine, before: Mapping[str, int], ctx: TransitionContext) -> None:
+    """A release may return before the memory is back: wait until it is, or until no more comes.
+
+    What was not there by then stays booked, and the engine would pass for one that frees less than it says.
+    """
+    owed = int(_FREED * engine.usage.total) if engine.usage is not None else 0
+    now = heard = time.monotonic()
+    until = min(now + _BACK_S, ctx.deadline - _SPARE_S)
+    lowest = before
+    while now < until and now - heard < _STILL_S:
+        level = _levels(engine)
+        if all(before[account] - level[account] >= owed for account in before.keys() & level.keys()):
+            return
+        if any(level[account] < lowest[account] for account in lowest.keys() & level.keys()):
+            lowest, heard = level, now
+        if engine.ended_within(_POLL_S):
+            return
+        now = time.monotonic()
 
 
 def restore(engine: Engine, ctx: TransitionContext) -> HostResidue | None:

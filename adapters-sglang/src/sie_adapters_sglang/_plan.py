@@ -22,6 +22,7 @@ from sie_core import (
     locate,
 )
 
+from sie_adapters_sglang._argv import check_options
 from sie_adapters_sglang._checkpoint import Checkpoint, read_checkpoint
 from sie_adapters_sglang._costs import CostCache, Costs, Graphs, Measured, default_costs
 from sie_adapters_sglang._flags import flags_for, version_key
@@ -175,7 +176,7 @@ def plan_for(
 ) -> Plan:
     """Raises LoadError: no such files, no SGLang, or one that is not supported; TransitionCancelled."""
     installed = find_installed(options.python, options.env)
-    flags_for(installed.sglang)
+    check_options(options, flags_for(installed.sglang))
     files = model_files(model, installed, options.env, want, ctx)
     folder, config = files.folder, read_config(files.folder)
     checkpoint = read_checkpoint(folder, options.dtype or "auto", files.absent)

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 TOKEN = "SIE_ENGINE_TOKEN"
 """The variable that marks a process as an engine's."""
 _ORPHAN_S = 2.0
-_GIVE_UP_S = 30.0
+_GIVE_UP_S = 20.0
+"""Less than the core waits for what a model needs."""
 _lock = threading.Lock()
 
 
@@ -50,26 +51,35 @@ def state_folder() -> Path:
     return folder
 
 
+def _began(pid: int) -> str:
+    """When a process began, told so that setting the clock does not change it; the boot goes with it.
+
+    Raises:
+        psutil.Error: there is no such process.
+    """
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"
+    except (OSError, IndexError):
+        return str(round(psutil.Process(pid).create_time(), 1))
+
+
 @frozen
 class _Owner:
     """The server that started an engine: a process id means something only with the moment the process began."""
 
     pid: int
-    started: float
+    began: str
 
     @classmethod
     def this(cls) -> _Owner:
-        return cls(os.getpid(), psutil.Process().create_time())
+        return cls(os.getpid(), _began(os.getpid()))
 
     def alive(self) -> bool:
         try:
-            process = psutil.Process(self.pid)
-            began: float = process.create_time()
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE and _began(self.pid) == self.began
         except psutil.Error:
             return False
-        return abs(began - self.started) < 0.05
 
 
 class Home:
@@ -112,12 +122,12 @@ def end_orphans() -> list[str]:
     with _lock:
         ended = []
         for folder, about in _left_behind():
-            pids = _processes_of(about["token"], about["pid"])
-            if pids:
+            left = _processes_of(about["token"], about["pid"])
+            if left:
                 log.warning(
                     "an earlier server left the engine of %s running (%d processes): ending it",
                     about["model"],
-                    len(pids),
+                    len(left),
                 )
                 _end(about["token"], about["pid"])
                 ended.append(str(about["model"]))
@@ -136,11 +146,12 @@ def _left_behind() -> Iterator[tuple[Path, dict[str, object]]]:
             yield folder, about
 
 
-def _processes_of(token: object, leader: object) -> list[int]:
+def _processes_of(token: object, leader: object) -> list[psutil.Process]:
     """Processes that carry the token, and the others of a session that one of them belongs to.
 
     Processes that rename themselves may overwrite what the system shows of their environment.
     """
+    found: dict[int, psutil.Process] = {}
     marked: set[int] = set()
     sessions: dict[int, int] = {}
     for process in psutil.process_iter(["uids", "environ", "status"]):
@@ -150,23 +161,24 @@ def _processes_of(token: object, leader: object) -> list[int]:
             if process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
             sessions[process.pid] = os.getsid(process.pid)
+            found[process.pid] = process
             if (process.info["environ"] or {}).get(TOKEN) == token:
                 marked.add(process.pid)
     proven = {sessions[pid] for pid in marked if sessions[pid] == leader}
     marked |= {pid for pid, session in sessions.items() if session in proven}
-    return sorted(marked)
+    return [found[pid] for pid in sorted(marked)]
 
 
 def _end(token: object, leader: object) -> None:
     number, until = signal.SIGTERM, time.monotonic() + _GIVE_UP_S
-    while pids := _processes_of(token, leader):
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
+    while left := _processes_of(token, leader):
+        for process in left:
+            with contextlib.suppress(OSError, psutil.Error):
+                process.send_signal(number)  # not to whoever has its number by now
         soon = time.monotonic() + _ORPHAN_S
         while time.monotonic() < soon and _processes_of(token, leader):
             time.sleep(0.05)
         number = signal.SIGKILL
         if time.monotonic() > until:
-            log.error("processes %s of an engine that was left behind don't end", pids)
+            log.error("processes %s of an engine that was left behind don't end", [process.pid for process in left])
             return

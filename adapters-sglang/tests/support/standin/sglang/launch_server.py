@@ -82,7 +82,7 @@ class Engine:
         self.running = {}
         self.released = False
         self.flushing = False
-        self.seen = {"aborted": 0, "finished": 0, "most": 0, "parks": 0, "requests": 0, "health": 0}
+        self.seen = {"aborted": 0, "finished": 0, "most": 0, "parks": 0, "requests": 0, "health": 0, "calls": []}
         self.loras = {}
         self.failed = dict(HOW["fail_once"])
 
@@ -127,11 +127,17 @@ class Engine:
         async for piece, ended in self.tokens(body):
             text, end = text + (piece or ""), ended or end
         choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        if body.get("tools"):
+            choice, end = {"message": {"role": "assistant", "content": None, "tool_calls": CALLS}}, "tool_calls"
         usage = {"prompt_tokens": 3, "completion_tokens": text.count(" ")}
         usage["total_tokens"] = sum(usage.values())
         return {"id": "x", "choices": [{"index": 0, **choice, "finish_reason": end}], "usage": usage}
 
     async def pieces(self, body, chat, gone):
+        if body.get("tools"):
+            for delta, end in [*((delta, None) for delta in CALL), ({}, "tool_calls")]:
+                yield {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
+            return
         async for piece, ended in self.tokens(body, gone):
             if ended == "abort":
                 yield {"error": {"message": "Generation aborted.", "type": "INTERNAL", "code": 500}}
@@ -240,12 +246,17 @@ class Connection:
             return self.send(
                 200, {**engine.seen, "running": len(engine.running), "loras": engine.loras, "released": engine.released}
             )
+        if HOW["deaf"]:
+            await asyncio.sleep(3600)
         if path == "/health":
             if not engine.ready:
                 return self.send(503, b"")
             engine.touch("a health probe")
             engine.seen["health"] += 1
-            return self.send(200, b"")
+            return self.send(503 if HOW["unhealthy"] and engine.seen["health"] > 1 else 200, b"")
+        engine.seen["calls"].append(path)
+        if path == HOW["dies_in"]:
+            os._exit(9)
         key = engine.admin if path in ADMIN else engine.api
         if headers.get("authorization") != f"Bearer {key}":
             return self.send(401, {"error": "Unauthorized"})
@@ -261,6 +272,7 @@ class Connection:
         if path in (CHAT, PLAIN):
             if engine.args.is_embedding:
                 die("a chat request to an embedding engine")
+            engine.seen["body"] = body
             if body.get("stream"):
                 return await self.stream(body, path == CHAT)
             return self.send(200, await engine.whole(body, path == CHAT))
@@ -385,11 +397,12 @@ async def main():
         await Connection(engine, reader, writer).serve()
 
     try:
+        ranks = await asyncio.start_server(lambda *_: None, args.host, int(args.nccl_port))
         server = await asyncio.start_server(connected, args.host, int(args.port))
     except OSError as error:
         print("standin:", error, flush=True)
         sys.exit(3)
-    async with server:
+    async with ranks, server:
         await asyncio.gather(server.serve_forever(), chatter)
 
 
