@@ -31,6 +31,7 @@ _FULL_PRECISION = ("F64", "F32", "F16", "BF16")
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _KV_BYTES = {"fp8_e4m3": 1, "fp8_e5m2": 1, "bf16": 2, "bfloat16": 2}
 _MAX_HEADER = 100 * 1024 * 1024  # the format's own limit
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 _STATE_KEYS = ("mamba_d_state", "ssm_state_size", "linear_num_value_heads", "mamba_num_heads", "linear_attn_config")
 
 
@@ -85,6 +86,14 @@ class Checkpoint:
     def head_dim(self) -> int:
         hidden = self._number("hidden_size", "n_embd", "d_model", "dim")
         return self._number("head_dim", default=hidden // max(1, self.heads))
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many token ids it has; ``None``: its files don't say."""
+        size = self.config.get("vocab_size")
+        if isinstance(size, int) and size > 0:
+            return size
+        return next((tensor.shape[0] for tensor in self.tensors if tensor.name.endswith(_EMBEDDINGS)), None)
 
     @property
     def has_state(self) -> bool:

@@ -22,6 +22,7 @@ from sie_core import (
 
 from sie_adapters_sglang._argv import SERVED_NAME
 from sie_adapters_sglang._engine import SglangEngine
+from sie_adapters_sglang._requests import check_ids
 
 __all__ = ["EmbeddingEngine"]
 
@@ -58,6 +59,7 @@ class EmbeddingEngine(SglangEngine):
                 raise Unsupported("the model takes text, no images", supported=("text",))
             if not (item.text or "").strip() and not item.token_ids:
                 raise InvalidInput(f"item {index} is empty", index=index)
+            check_ids(item.token_ids or (), self.plan.checkpoint.vocabulary, "items", index)
 
     async def _fitting(self, index: int, item: Item, request: BatchRequest) -> Item:
         """The item with its instruction; cut to what the model takes, if it is too long and that was asked for."""

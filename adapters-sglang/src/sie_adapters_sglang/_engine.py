@@ -15,7 +15,6 @@ from sie_core import (
     EngineEvents,
     EngineStartError,
     GenerateRequest,
-    InvalidInput,
     MemoryReport,
     StreamEngine,
     TransitionContext,
@@ -34,6 +33,7 @@ from sie_adapters_sglang._launch import Running
 from sie_adapters_sglang._lora import Loras
 from sie_adapters_sglang._park import Parking
 from sie_adapters_sglang._plan import Plan
+from sie_adapters_sglang._requests import check_body
 
 __all__ = ["GenerationEngine", "SglangEngine"]
 
@@ -262,9 +262,7 @@ class GenerationEngine(SglangEngine):
     def _check(self, request: GenerateRequest) -> None:
         if request.lora is not None and not self.max_loras:
             raise Unsupported("the model takes no LoRA adapters: its max_loras is 0", supported=())
-        for taken in ("rid", "lora_path", "data_parallel_rank"):
-            if taken in request.body:
-                raise InvalidInput(f"{taken} is not for requests to set", param=taken)
+        check_body(request.body, self.plan.checkpoint.vocabulary)
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
         body = {**request.body, "model": SERVED_NAME}
