@@ -5,7 +5,7 @@ from __future__ import annotations
 from sie_core.serving.batcher import Batcher, BatchLimits
 from sie_core.serving.explain import Departure, Explanation
 from sie_core.serving.generate import Emit, GenerateResult
-from sie_core.serving.service import EncodeResult, ServerStatus, Service
+from sie_core.serving.service import EncodeResult, ExtractResult, ScoreResult, ServerStatus, Service
 
 __all__ = [
     "BatchLimits",
@@ -14,7 +14,9 @@ __all__ = [
     "Emit",
     "EncodeResult",
     "Explanation",
+    "ExtractResult",
     "GenerateResult",
+    "ScoreResult",
     "ServerStatus",
     "Service",
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sie_core.adapter import BatchEngine, Prepared
     from sie_core.types import Output
 
-__all__ = ["Hop", "PreparedChunk", "prepare", "run", "run_chosen"]
+__all__ = ["Hop", "PreparedChunk", "not_finite", "prepare", "run", "run_chosen"]
 
 
 @define(eq=False)
@@ -97,7 +97,7 @@ def run_chosen(engine: BatchEngine, hop: Hop) -> Hop:
             raise InferenceError(
                 f"the engine answered {len(hop.outputs)} of {len(hop.chosen)} items: a bug in the adapter"
             )
-        hop.not_finite = _not_finite(hop.outputs)
+        hop.not_finite = not_finite(hop.outputs)
     except BaseException as error:
         if not _is_fault(error):
             raise
@@ -106,7 +106,7 @@ def run_chosen(engine: BatchEngine, hop: Hop) -> Hop:
     return hop
 
 
-def _not_finite(outputs: Sequence[Output]) -> Sequence[int]:
+def not_finite(outputs: Sequence[Output]) -> Sequence[int]:
     """Positions whose numbers are not all finite. The usual case costs one pass over one joined array."""
     parts = [part for output in outputs for part in _numbers(output)]
     if not parts or np.isfinite(np.concatenate(parts) if len(parts) > 1 else parts[0]).all():

@@ -94,11 +94,12 @@ class Lane:
     def check(self, known: Capabilities, request: BatchRequest) -> None:
         """Refuse what the model can't do, before it costs anything. Raises Unsupported."""
         items, params = request.items, request.params
-        plain = params.output_types == ("dense",) and not any(item.images for item in items)
+        encodes = request.task is Task.ENCODE
+        plain = encodes and params.output_types == ("dense",) and not any(item.images for item in items)
         if plain and known is self._plain:
             return
-        self._check_task(Task.ENCODE, known)
-        missing = [name for name in params.output_types if name not in known.outputs]
+        self._check_task(request.task, known)
+        missing = [name for name in params.output_types if name not in known.outputs] if encodes else []
         if missing:
             raise Unsupported(
                 f"model {self.name!r} gives no {', '.join(missing)} output; it gives {', '.join(known.outputs)}",
@@ -108,13 +109,13 @@ class Lane:
         if plain:
             self._plain = known
             return
+        if not _IMAGE_INPUTS.isdisjoint(known.inputs):
+            return
+        if request.query is not None and request.query.images:
+            raise self._no_images(known, "query")
         for index, item in enumerate(items):
-            if item.images and _IMAGE_INPUTS.isdisjoint(known.inputs):
-                error = Unsupported(
-                    f"model {self.name!r} takes no images; it takes {', '.join(known.inputs)}",
-                    supported=known.inputs,
-                    param="items",
-                )
+            if item.images:
+                error = self._no_images(known, "items")
                 error.index = index
                 raise error
 
@@ -122,11 +123,14 @@ class Lane:
         """The same for a request that generates: an engine that only embeds may die of a chat. Raises Unsupported."""
         self._check_task(Task.GENERATE, known)
         if _IMAGE_INPUTS.isdisjoint(known.inputs) and _has_images(request):
-            raise Unsupported(
-                f"model {self.name!r} takes no images; it takes {', '.join(known.inputs)}",
-                supported=known.inputs,
-                param="messages",
-            )
+            raise self._no_images(known, "messages")
+
+    def _no_images(self, known: Capabilities, param: str) -> Unsupported:
+        return Unsupported(
+            f"model {self.name!r} takes no images; it takes {', '.join(known.inputs)}",
+            supported=known.inputs,
+            param=param,
+        )
 
     def _check_task(self, task: Task, known: Capabilities) -> None:
         if task not in known.tasks:

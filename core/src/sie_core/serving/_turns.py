@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from sie_core.errors import DeadlineExceeded, InferenceError
+from sie_core.errors import DeadlineExceeded, InferenceError, NonFiniteOutput
+from sie_core.serving._hop import not_finite
 from sie_core.serving._job import translate
+from sie_core.types import Task
 
 if TYPE_CHECKING:
     from sie_core.adapter import StreamEngine
     from sie_core.residency import Lease
     from sie_core.serving._lane import Lane, Place
-    from sie_core.types import BatchRequest, EncodeOutput
+    from sie_core.types import BatchRequest, Output
 
-__all__ = ["Lasting", "Turns", "encode"]
+__all__ = ["Lasting", "Turns", "answer"]
+
+_CHECKED: Final = 64
+"""Outputs looked through between two turns of the event loop."""
 
 
 class Turns:
@@ -65,10 +70,10 @@ class Lasting:
         self._owner.cancel()
 
 
-async def encode(
+async def answer(
     lane: Lane, place: Place, lease: Lease, engine: StreamEngine, request: BatchRequest, deadline: float
-) -> Sequence[EncodeOutput]:
-    """Have an engine encode that schedules its own requests: let go at the deadline, or when the engine is lost."""
+) -> Sequence[Output]:
+    """Have an engine answer that schedules its own requests: let go at the deadline, or when the engine is lost."""
     where = "was waiting for its turn"
     try:
         with Lasting(lease):
@@ -76,10 +81,31 @@ async def encode(
                 place.free()
                 where = "was running"
                 try:
-                    return await engine.encode(request)
+                    outputs = await _ask(engine, request)
                 except Exception as error:
                     raise translate(error, "the engine")  # noqa: B904 - it has its cause already
     except TimeoutError:
         if not limit.expired():
             raise
         raise DeadlineExceeded(f"the request's deadline passed while it {where}") from None
+    await _check(outputs, request)
+    return outputs
+
+
+def _ask(engine: StreamEngine, request: BatchRequest) -> Awaitable[Sequence[Output]]:
+    if request.task is Task.ENCODE:
+        return engine.encode(request)
+    return engine.score(request) if request.task is Task.SCORE else engine.extract(request)
+
+
+async def _check(outputs: Sequence[Output], request: BatchRequest) -> None:
+    """Some at a time: a large answer stops nobody else. Raises InferenceError, NonFiniteOutput."""
+    if len(outputs) != len(request.items):
+        raise InferenceError(f"the engine answered {len(outputs)} of {len(request.items)} items: a bug in the adapter")
+    bad: list[int] = []
+    for first in range(0, len(outputs), _CHECKED):
+        if first:
+            await asyncio.sleep(0)
+        bad += [first + place for place in not_finite(outputs[first : first + _CHECKED])]
+    if bad:
+        raise NonFiniteOutput(bad)

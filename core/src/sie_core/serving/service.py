@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attrs import define, frozen
+from attrs import frozen
 
-from sie_core.adapter import BatchEngine, StreamEngine
 from sie_core.errors import InvalidInput, Unsupported
-from sie_core.residency.worker import Worker
+from sie_core.serving._answers import Answer, Answers
 from sie_core.serving._front import Front
-from sie_core.serving._lane import Lane, Place
-from sie_core.serving._turns import encode as encode_at_once
-from sie_core.serving.batcher import Batcher, BatchLimits
 from sie_core.serving.explain import Explanation, Facts, explain
 from sie_core.serving.generate import Emit, GenerateResult, Generator
 from sie_core.telemetry import Telemetry
@@ -25,36 +19,26 @@ from sie_core.types import (
     Decision,
     EncodeOutput,
     EncodeParams,
+    ExtractOutput,
     GenerateRequest,
     Item,
     ResidencyChanged,
+    ScoreOutput,
     Task,
 )
 
 if TYPE_CHECKING:
     from sie_core.memory.ledger import AccountState
-    from sie_core.residency import HostTierStatus, Lease, ModelStatus, Registry
-    from sie_core.residency.worker import EngineWorker
+    from sie_core.residency import HostTierStatus, ModelStatus, Registry
 
-__all__ = ["EncodeResult", "ServerStatus", "Service"]
+__all__ = ["EncodeResult", "ExtractResult", "ScoreResult", "ServerStatus", "Service"]
 
 _PLAIN = EncodeParams()
 
 
-@define(eq=False)
-class EncodeResult:
-    """A request's answer: one output an item, in order; ``tokens`` is what the request is charged for.
-
-    Times in seconds. ``tokenise_s`` is spent on this request alone, ``inference_s`` is that of the runs its items took
-    part in, ``queue_s`` all the rest: waiting for the model, for a turn, and for the run's neighbours to be prepared.
-    """
-
-    model: str
-    outputs: Sequence[EncodeOutput]
-    tokens: int
-    queue_s: float
-    tokenise_s: float
-    inference_s: float
+EncodeResult: TypeAlias = Answer[EncodeOutput]
+ScoreResult: TypeAlias = Answer[ScoreOutput]
+ExtractResult: TypeAlias = Answer[ExtractOutput]
 
 
 @frozen
@@ -84,9 +68,9 @@ class Service:
         self._telemetry.watch(registry)
         self._front = Front(registry, self._telemetry)
         self._generator = Generator(registry, self._front, self._telemetry)
+        self._answers = Answers(registry, self._front, side_thread=side_thread)
         self._version = version or __version__
         self._began = time.monotonic()
-        self._tokeniser: EngineWorker | None = Worker("tokeniser") if side_thread else None
 
     # --- requests --------------------------------------------------------------------------------------
 
@@ -107,17 +91,52 @@ class Service:
             QueueFull, ModelLoading, ResourceExhausted, ShuttingDown: later, with the seconds after which.
             DeadlineExceeded, ModelLoadFailed, InferenceError (NonFiniteOutput, EngineDied), OutOfMemory.
         """
+        return await self._answer(model, BatchRequest(Task.ENCODE, items, params), deadline_s)
+
+    async def score(
+        self,
+        model: str,
+        query: Item,
+        items: Sequence[Item],
+        params: EncodeParams = _PLAIN,
+        *,
+        deadline_s: float | None = None,
+    ) -> ScoreResult:
+        """Score items against a query, in their own order. Raises as ``encode`` does.
+
+        A model whose capabilities say ``compares`` encodes both sides, and its vectors are compared here.
+        """
+        return await self._answer(model, BatchRequest(Task.SCORE, items, params, query=query), deadline_s)
+
+    async def extract(
+        self,
+        model: str,
+        items: Sequence[Item],
+        params: EncodeParams = _PLAIN,
+        *,
+        labels: tuple[str, ...] = (),
+        output_schema: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+    ) -> ExtractResult:
+        """Find in each item what ``labels`` or the schema name; models that need neither go without.
+
+        Raises as ``encode`` does.
+        """
+        request = BatchRequest(Task.EXTRACT, items, params, labels=labels, output_schema=output_schema)
+        return await self._answer(model, request, deadline_s)
+
+    async def _answer(self, model: str, request: BatchRequest, deadline_s: float | None) -> Answer[Any]:
         self._front.refuse_at_shutdown()
+        items = request.items
         if not items:
-            raise InvalidInput("there is nothing to encode: the request has no items", param="items")
+            raise InvalidInput(f"there is nothing to {request.task}: the request has no items", param="items")
         with self._front.visit(model) as visit:
             lane, began = visit.lane, visit.began
-            request = BatchRequest(Task.ENCODE, items, params)
-            result = await self._encode(lane, visit.place, request, visit.deadline(deadline_s))
+            result = await self._answers.answer(lane, visit.place, request, visit.deadline(deadline_s))
         result.queue_s = max(0.0, time.perf_counter() - began - result.tokenise_s - result.inference_s)
         lane.meter.answered(len(items), result.tokens, result.queue_s)
         if self._telemetry.tracing:
-            self._trace(result)
+            self._trace(result, request.task)
         return result
 
     async def generate(
@@ -147,7 +166,7 @@ class Service:
         """
         return await self._generator.stream(model, request, emit, deadline_s, whole=whole)
 
-    def _trace(self, result: EncodeResult) -> None:
+    def _trace(self, result: Answer[Any], task: Task) -> None:
         self._telemetry.trace(
             result.model,
             len(result.outputs),
@@ -155,56 +174,8 @@ class Service:
             queue_s=result.queue_s,
             tokenise_s=result.tokenise_s,
             inference_s=result.inference_s,
+            task=task.value,
         )
-
-    async def _encode(self, lane: Lane, place: Place, request: BatchRequest, deadline: float) -> EncodeResult:
-        with self._registry.try_acquire(lane.name) or await self._front.acquire(
-            lane, partial(lane.check, request=request), deadline
-        ) as lease:
-            lane.spec, engine = lease.model, lease.engine
-            lane.check(engine.capabilities, request)
-            if request.params.lora is None:
-                return await self._run(lane, place, lease, request, deadline)
-            wait_s = max(0.0, deadline - asyncio.get_running_loop().time())
-            with await self._registry.hold_lora(lease, request.params.lora, wait_s=wait_s):
-                return await self._run(lane, place, lease, request, deadline)
-
-    async def _run(
-        self, lane: Lane, place: Place, lease: Lease, request: BatchRequest, deadline: float
-    ) -> EncodeResult:
-        engine = lease.engine
-        if isinstance(engine, BatchEngine):
-            batcher = lane.batcher
-            if batcher is None or batcher.engine is not engine:
-                batcher = self._batcher(lane, lease, engine)
-            job = await batcher.submit(request, deadline=deadline, lease=lease, on_start=place.free)
-            outputs: Sequence[EncodeOutput] = job.outputs  # type: ignore[assignment]  # all are there now
-            tokens = 0
-            for output in outputs:
-                tokens += output.tokens
-            return EncodeResult(lane.name, outputs, tokens, 0.0, job.tokenise_s, job.inference_s)
-        if isinstance(engine, StreamEngine):
-            began = time.perf_counter()
-            outputs = await encode_at_once(lane, place, lease, engine, request, deadline)
-            tokens = sum(output.tokens for output in outputs)
-            seconds = time.perf_counter() - began
-            lane.ran(seconds)
-            return EncodeResult(lane.name, outputs, tokens, 0.0, 0.0, seconds)
-        raise Unsupported(f"the engine of model {lane.name!r} takes no requests", param="model")
-
-    def _batcher(self, lane: Lane, lease: Lease, engine: BatchEngine) -> Batcher:
-        """A batcher for an engine that is new here."""
-        batcher = Batcher(
-            engine,
-            lease.worker,
-            BatchLimits(lane.spec.batch_tokens),
-            tokeniser=self._tokeniser,
-            make_room=self._registry.make_room,
-            observe=lane.meter.ran,
-        )
-        lane.batcher = batcher
-        lease.lost.add_done_callback(lambda lost: _when_lost(batcher, lost))
-        return batcher
 
     # --- models ----------------------------------------------------------------------------------------
 
@@ -355,13 +326,6 @@ class Service:
         return await self._front.drain(deadline_s)
 
     def close(self) -> None:
-        """End the service's own thread. Idempotent."""
+        """End the service's own threads. Idempotent."""
         self.begin_shutdown()
-        if self._tokeniser is not None:
-            self._tokeniser.close()
-
-
-def _when_lost(batcher: Batcher, lost: asyncio.Future[object]) -> None:
-    error = None if lost.cancelled() else lost.exception()
-    if error is not None:
-        batcher.fail(error)
+        self._answers.close()

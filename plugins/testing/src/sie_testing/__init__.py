@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _ROOMS = {
     "sie_testing.conformance": "AdapterConformance make_context",
     "sie_testing.fake": (
-        "FakeAdapter FakeEngine FakeLifecycle FakeOptions FakeStreamAdapter FakeStreamEngine expected_vector "
-        "reserve_for"
+        "FakeAdapter FakeEngine FakeLifecycle FakeOptions FakeStreamAdapter FakeStreamEngine expected_score "
+        "expected_vector reserve_for"
     ),
     "sie_testing.faults": "POINTS FaultPoints Latch",
     "sie_testing.virtual": "Deadlock VirtualClockLoop VirtualWorker pause run",

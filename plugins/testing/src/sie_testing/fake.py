@@ -23,6 +23,7 @@ from sie_core import (
     Engine,
     EngineDied,
     EngineEvents,
+    ExtractOutput,
     HostOffload,
     HostResidue,
     InferenceError,
@@ -33,7 +34,9 @@ from sie_core import (
     MemoryReport,
     ModelSpec,
     NeverFits,
+    Output,
     Prepared,
+    ScoreOutput,
     SieError,
     StreamEngine,
     Task,
@@ -45,6 +48,7 @@ from sie_core import (
 from sie_testing._generation import FakeGeneration
 from sie_testing._loras import FakeLoras
 from sie_testing._memory import FakeMemory
+from sie_testing._tasks import Wanted, answer, expected_score, text_of, wanted_of
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import pause
 
@@ -59,6 +63,7 @@ __all__ = [
     "FakeOptions",
     "FakeStreamAdapter",
     "FakeStreamEngine",
+    "expected_score",
     "expected_vector",
     "reserve_for",
 ]
@@ -109,7 +114,11 @@ class FakeOptions:
     matryoshka: tuple[int, ...] | None = ()
     inputs: tuple[str, ...] = ("text",)
     tasks: tuple[str, ...] | None = None
-    """``encode``, ``generate``; ``None``: all that the engine can."""
+    """``encode``, ``score``, ``extract``, ``generate``; ``None``: ``encode``, and what else the adapter is for."""
+    compares: str | None = None
+    """It can't score: the core compares its vectors of this kind."""
+    labels: tuple[str, ...] = ()
+    """What it finds when a request names no labels."""
     max_running: int | None = None
     """Requests that a stream engine takes at a time."""
     vector: Literal["hash", "constant"] = "hash"
@@ -242,6 +251,7 @@ def _capabilities(options: FakeOptions, can: Sequence[Task]) -> Capabilities:
         dims={name: 30_522 if name == "sparse" else options.dims for name in options.outputs},
         max_sequence_length=options.max_length,
         matryoshka=options.matryoshka,
+        compares=options.compares,
     )
 
 
@@ -364,12 +374,17 @@ class FakeLifecycle(Engine):
         self._check_params(request)
         if params == _PLAIN:
             params = _PLAIN
-        return [self._prepare_item(index, item, params) for index, item in enumerate(request.items)]
+        return [
+            self._prepare_item(index, item, params, wanted_of(request, item, self.options))
+            for index, item in enumerate(request.items)
+        ]
 
     def _check_params(self, request: BatchRequest) -> None:
         params, options = request.params, self.options
-        if request.task is not Task.ENCODE:
+        if request.task not in self.capabilities.tasks or (request.task is Task.SCORE and options.compares):
             raise Unsupported(f"the fake engine can't {request.task}", supported=("encode",), param="task")
+        if request.task is not Task.ENCODE:
+            return
         if params.output_types != ("dense",) or options.outputs != ("dense",):
             missing = [name for name in params.output_types if name not in options.outputs]
             if missing:
@@ -381,15 +396,13 @@ class FakeLifecycle(Engine):
                 sizes = tuple(map(str, allowed or (options.dims,)))
                 raise Unsupported(f"no {params.dimensions} dimensions", supported=sizes, param="dimensions")
 
-    def _prepare_item(self, index: int, item: Item, params: EncodeParams) -> Prepared:
-        text, limit = item.text, self.options.max_length
+    def _prepare_item(self, index: int, item: Item, params: EncodeParams, wanted: Wanted | None) -> Prepared:
+        text, limit = item.text if not item.images else text_of(item), self.options.max_length
         if text is None:
-            if item.token_ids is None:
+            text = text_of(item)
+            if text is None:
                 raise InvalidInput("the item has neither text nor token ids", index=index, param="text")
-            words: Sequence[str] = [str(token) for token in item.token_ids]
-            text = " ".join(words)
-        else:
-            words = text.split()
+        words = text.split()
         if not words:
             raise InvalidInput("the text is empty", index=index, param="text")
         tokens = len(words)
@@ -397,15 +410,20 @@ class FakeLifecycle(Engine):
             if not (self.options.truncate if params.truncate is None else params.truncate):
                 raise InputTooLong(tokens=tokens, limit=limit, index=index)
             text, tokens = " ".join(words[:limit]), limit
-        return Prepared(tokens, (text, params))
+        return Prepared(tokens, (text, params, wanted))
 
-    def _answers(self, batch: Sequence[Prepared]) -> list[EncodeOutput]:
+    def _answers(self, batch: Sequence[Prepared]) -> list[Any]:
         if self.options.vector == "constant":
             vector = self._constant
-            return [EncodeOutput(one.tokens, vector) for one in batch]
+            return [
+                EncodeOutput(one.tokens, vector) if one.payload[2] is None else self._answer(one.tokens, *one.payload)
+                for one in batch
+            ]
         return [self._answer(one.tokens, *one.payload) for one in batch]
 
-    def _answer(self, tokens: int, text: str, params: EncodeParams) -> EncodeOutput:
+    def _answer(self, tokens: int, text: str, params: EncodeParams, asked: Wanted | None) -> Output:
+        if asked is not None:
+            return answer(tokens, text, params, asked, self._salt(), self.options.non_finite)
         options, salt = self.options, self._salt()
         prompted, wanted = _prompted(text, params), params.output_types
         dense = None
@@ -414,12 +432,13 @@ class FakeLifecycle(Engine):
             if text in options.non_finite:
                 dense = dense * float("nan")
         words = text.split()
-        return EncodeOutput(
-            tokens,
-            dense=dense,
-            sparse=self._vectors.sparse(words, salt) if "sparse" in wanted else None,
-            multivector=self._vectors.multivector(words, options.dims, salt) if "multivector" in wanted else None,
-        )
+        multivector = None
+        if "multivector" in wanted:
+            multivector = self._vectors.multivector(words, options.dims, salt)
+            if text in options.non_finite:
+                multivector = multivector * float("nan")
+        sparse = self._vectors.sparse(words, salt) if "sparse" in wanted else None
+        return EncodeOutput(tokens, dense=dense, sparse=sparse, multivector=multivector)
 
     def _count_run(self, tokens: int) -> None:
         """Faults of one batch."""
@@ -447,7 +466,7 @@ class FakeEngine(FakeLifecycle, FakeLoras, BatchEngine):
         self.faults.reach("prepare")
         return self._prepare(request)
 
-    def run(self, batch: Sequence[Prepared]) -> Sequence[EncodeOutput]:
+    def run(self, batch: Sequence[Prepared]) -> Sequence[Any]:
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(f"run of {self.model.name!r} was called while another call runs")
         try:
@@ -475,6 +494,15 @@ class FakeStreamEngine(FakeLifecycle, FakeLoras, FakeGeneration, StreamEngine):
         self.max_running = options.max_running
 
     async def encode(self, request: BatchRequest) -> Sequence[EncodeOutput]:
+        return await self._at_once(request)
+
+    async def score(self, request: BatchRequest) -> Sequence[ScoreOutput]:
+        return await self._at_once(request)
+
+    async def extract(self, request: BatchRequest) -> Sequence[ExtractOutput]:
+        return await self._at_once(request)
+
+    async def _at_once(self, request: BatchRequest) -> list[Any]:
         import asyncio
 
         prepared = self._prepare(request)
