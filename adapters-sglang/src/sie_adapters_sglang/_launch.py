@@ -179,8 +179,7 @@ def _wait_ready(plan: Plan, ctx: TransitionContext, process: EngineProcess, cont
             raise _failed(process, f"ended with {_ending(process.exit_code)} while it started")
         if ctx.cancelled.is_set():
             raise TransitionCancelled("the start was called off")
-        # An engine that has much to do answers late: only a refused connection is tried again at once.
-        if control.healthy(timeout_s=30.0):
+        if health.good():
             return
         now = time.monotonic()
         if (seen := process.log_mark()) != mark:
