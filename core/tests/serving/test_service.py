@@ -18,6 +18,7 @@ from sie_core import (
     InvalidInput,
     Item,
     ModelLoadFailed,
+    ModelLoading,
     ModelNotFound,
     ModelSpec,
     QueueFull,
@@ -297,6 +298,40 @@ def test_after_an_engine_died_the_next_request_gets_a_new_one(play: Play, seed: 
                 await site.ask("a", "three")
             await site.house.until(lambda: site.house.state("a") is not Residency.RESIDENT)
             assert len((await site.ask("a", "four")).outputs) == 1
+
+    play(scene(), seed)
+
+
+@seeds
+def test_an_engine_that_dies_again_and_again_is_started_less_and_less_often(play: Play, seed: int) -> None:
+    """After its first death at once, then after a cool-down that doubles; one that lived for long begins anew."""
+
+    async def scene() -> None:
+        async with serving(fake("a", die_after=0)) as site:
+
+            async def kill() -> None:
+                with pytest.raises(EngineDied):
+                    await site.ask("a", "text")
+                await site.house.until(lambda: str(site.house.state("a")) in ("unloaded", "failed"))
+
+            async def refused() -> float:
+                with pytest.raises(ModelLoading, match=r"died \d times in a row") as caught:
+                    await site.ask("a", "text")
+                assert caught.value.retry_after_s is not None
+                return caught.value.retry_after_s
+
+            await kill()
+            await kill()
+            assert 29.0 < await refused() <= 30.0
+            assert site.house.ledger.claims() == []
+            await asyncio.sleep(31.0)
+            await kill()
+            assert 59.0 < await refused() <= 60.0
+            await site.service.load("a")  # by hand: at once
+            await asyncio.sleep(301.0)
+            await kill()
+            await kill()
+            assert 29.0 < await refused() <= 30.0
 
     play(scene(), seed)
 

@@ -38,7 +38,7 @@ class Changes:
                 record.removed = False
                 record.spec = spec
                 record.epoch = self._roster.next_epoch()
-                record.failure, record.attempts = None, 0
+                record.failure, record.attempts, record.deaths = None, 0, 0
                 record.reserve = record.capabilities = None
                 self._retire(record, "configuration changed")
                 self._check_adapter(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from sie_core.errors import (
+    EngineDied,
     HookTimeout,
     LoadError,
     ModelLoadFailed,
@@ -14,10 +15,12 @@ from sie_core.errors import (
     SieError,
 )
 
-__all__ = ["COOLDOWN_FIRST_S", "COOLDOWN_MOST_S", "LoadFailure", "classify"]
+__all__ = ["COOLDOWN_FIRST_S", "COOLDOWN_MOST_S", "LIVED_S", "LoadFailure", "classify", "crashed"]
 
 COOLDOWN_FIRST_S = 30.0
 COOLDOWN_MOST_S = 1800.0
+LIVED_S = 300.0
+"""An engine that dies within this of becoming resident died in a row with the one before."""
 
 
 @frozen
@@ -56,9 +59,11 @@ class LoadFailure:
         if wait <= 0:
             return None
         kind = ResourceExhausted if self.code == OutOfMemory.code else ModelLoading
+        what = f"loading model {model!r} failed {self.attempts} time(s), last with {self.error_class}"
+        if self.error_class == EngineDied.__name__:
+            what = f"the engine of model {model!r} died {self.attempts} times in a row"
         return kind(
-            f"loading model {model!r} failed {self.attempts} time(s), last with {self.error_class}: {self.message}; "
-            f"the next attempt is allowed in {wait:.0f} s",
+            f"{what}: {self.message}; the next attempt is allowed in {wait:.0f} s",
             retry_after_s=wait,
         )
 
@@ -70,11 +75,21 @@ def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
         code, message = error.code, error.message
     else:
         code, message = LoadError.code, f"{type(error).__name__}: {error}"
-    cooldown = min(COOLDOWN_MOST_S, COOLDOWN_FIRST_S * 2.0 ** min(attempts - 1, 10))
     return LoadFailure(
         code=code,
         error_class=type(error).__name__,
         message=message,
         attempts=attempts,
-        retry_at=None if permanent else now + cooldown,
+        retry_at=None if permanent else now + _cooldown(attempts),
     )
+
+
+def crashed(reason: str, *, deaths: int, now: float) -> LoadFailure | None:
+    """What becomes of a model whose engine died: after the first of ``deaths`` in a row it may load at once."""
+    if deaths < 2:
+        return None
+    return LoadFailure(EngineDied.code, EngineDied.__name__, reason, deaths, now + _cooldown(deaths - 1))
+
+
+def _cooldown(attempts: int) -> float:
+    return min(COOLDOWN_MOST_S, COOLDOWN_FIRST_S * 2.0 ** min(attempts - 1, 10))

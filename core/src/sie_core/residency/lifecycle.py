@@ -27,6 +27,7 @@ from sie_core.errors import (
 )
 from sie_core.residency.admission import Admission
 from sie_core.residency.drains import Drains
+from sie_core.residency.failures import LIVED_S, crashed
 from sie_core.residency.idle import IdleTimers
 from sie_core.residency.loading import Loading
 from sie_core.residency.loras import Loras
@@ -76,6 +77,7 @@ class Lifecycle:
             return
         elif record.state is _R.UNLOADED:
             self.roster.set(record, _R.QUEUED, "a request is waiting")
+            record.crash = None
             record.started_at = self.roster.now()
             self._count_lookup(record, hit=False)
             self._start(record, self.loading.load(record))
@@ -260,6 +262,8 @@ class Lifecycle:
         record.seat = record.worker = record.ctx = record.task = None
         record.retained, record.figures = {}, {}
         self.loras.engine_gone(record)
+        if record.crash is not None:
+            record.failure = crashed(record.crash, deaths=record.deaths, now=roster.now()) or record.failure
         after = _R.FAILED if record.failure is not None else _R.UNLOADED
         roster.set(record, after, reason)
         self.admission.gone(record)
@@ -350,6 +354,9 @@ class Lifecycle:
         if seat is None or seat.worker is not worker or seat.dead is not None:
             return
         seat.dead = reason
+        soon = self.roster.now() - record.resident_at < LIVED_S
+        record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
+        record.crash = reason
         seat.lose(EngineDied(f"the engine of model {record.name!r} died: {reason}"))
         if record.state not in (_R.RESIDENT, _R.DRAINING, _R.PARKED):
             return

@@ -291,6 +291,10 @@ class Record:
     devices: tuple[str, ...] = ()
     failure: LoadFailure | None = None
     attempts: int = 0
+    deaths: int = 0
+    """Engines that died in a row, each soon after it had become resident."""
+    crash: str | None = None
+    """How the engine died whose unload is under way."""
     drain: Drain | None = None
     retire: str | None = None
     """Unload as soon as the state allows, for this reason."""
