@@ -153,7 +153,7 @@ def test_the_gpu_script_refuses_sizes_that_are_none(capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_the_gpu_script_can_be_rehearsed(capsys: pytest.CaptureFixture[str]) -> None:
-    gpu.main(["--device", "emulated:0", "--weights", "8MiB", "--turns", "2"])
+    gpu.main(["--device", "emulated:0", "--weights", "8MiB", "--turns", "2", "bulk", "minilm"])
     shown = capsys.readouterr().out
     for measure in ("wake, 8.0 MiB", "first park", "kept backup", "freed by a park", "64 vectors before and after"):
         assert measure in shown
