@@ -47,6 +47,11 @@ class Running:
     pool: HostPool | None = None
     listener: list[Callable[[], None]] = field(factory=list)
 
+    def abandon(self) -> None:
+        """Before anybody can close it."""
+        self.process.kill()
+        self.forget()
+
     def forget(self) -> None:
         """After its end: ports and files."""
         self.control.close()

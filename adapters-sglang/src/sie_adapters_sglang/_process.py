@@ -61,13 +61,17 @@ class EngineProcess:
                 start_new_session=True,
                 cwd=home.folder,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: what no variable or argument can hold
             raise EngineStartError(f"the engine's guard could not be started: {error}") from error
         threading.Thread(target=self._listen, name=f"sie-sglang-{self._guard.pid}", daemon=True).start()
         if not self._running.wait(_GUARD_S) or not self.pid:
             self.kill()
             raise EngineStartError(f"{command[0]} could not be started: {self._complaint or 'no answer'}")
-        home.started(self.pid)
+        try:
+            home.started(self.pid)
+        except BaseException:
+            self.kill()
+            raise
 
     _complaint = ""
 

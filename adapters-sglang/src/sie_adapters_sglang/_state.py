@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 from attrs import asdict, frozen
+from sie_core import EngineStartError
 
 __all__ = ["TOKEN", "Home", "end_orphans", "state_folder"]
 
@@ -39,16 +40,29 @@ def state_folder() -> Path:
     """``$SIE_STATE_DIR``, or a folder of the user's own among the temporary files. Made if it is not there.
 
     Raises:
-        PermissionError: somebody else owns it.
+        EngineStartError: somebody else owns it, or it can't be made.
     """
     given = os.environ.get("SIE_STATE_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     root = Path(given) / "sie" if given else Path(tempfile.gettempdir()) / f"sie-{os.getuid()}"
     folder = root / "engines"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else: set SIE_STATE_DIR to a folder of your own")
-    root.chmod(0o700)
+    with _kept_in(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError("it belongs to somebody else")
+        root.chmod(0o700)
     return folder
+
+
+@contextlib.contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """A disk that is full or not to be written: says which folder it was, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise EngineStartError(
+            f"{folder} can't hold the files of an engine: {why}; SIE_STATE_DIR names another folder"
+        ) from error
 
 
 def _began(pid: int) -> str:
@@ -83,27 +97,32 @@ class _Owner:
 
 
 class Home:
-    """The folder of one engine. ``token`` goes into its environment."""
+    """The folder of one engine. ``token`` goes into its environment. Raises EngineStartError: the disk says no."""
 
     def __init__(self, model: str) -> None:
         self.token = secrets.token_hex(16)
         self.folder = state_folder() / self.token
-        self.folder.mkdir(mode=0o700)
         self._about = {"token": self.token, "model": model, "owner": asdict(_Owner.this())}
-        self._write(0)
+        try:
+            with _kept_in(self.folder):
+                self.folder.mkdir(mode=0o700)
+            self._write(0)
+        except EngineStartError:
+            self.forget()
+            raise
 
     @property
     def log(self) -> Path:
         return self.folder / "engine.log"
 
     def started(self, pid: int) -> None:
-        """The engine's first process, which leads its session."""
+        """The engine's first process, which leads its session. Raises EngineStartError."""
         self._write(pid)
 
     def secret(self, name: str, content: str) -> Path:
-        """A file that its owner alone may read."""
+        """A file that its owner alone may read. Raises EngineStartError."""
         path = self.folder / name
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with _kept_in(self.folder), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(content)
         return path
 
@@ -113,8 +132,9 @@ class Home:
 
     def _write(self, pid: int) -> None:
         fresh = self.folder / "engine.json.new"
-        fresh.write_text(json.dumps({**self._about, "pid": pid}))
-        fresh.replace(self.folder / "engine.json")
+        with _kept_in(self.folder):
+            fresh.write_text(json.dumps({**self._about, "pid": pid}))
+            fresh.replace(self.folder / "engine.json")
 
 
 def end_orphans() -> list[str]:

@@ -57,7 +57,11 @@ class SglangAdapter(Adapter):
         grants = ctx.grant.devices
         costs = plan.costs_on(grants)  # before this launch shows others
         running = start(model, plan, ctx)
-        engine = self._engine()(plan, running, list(grants), self._capabilities(plan), events)
+        try:
+            engine = self._engine()(plan, running, list(grants), self._capabilities(plan), events)
+        except BaseException:
+            running.abandon()
+            raise
         try:
             claim_overrun(model.name, costs, grants, engine.taken(costs), events.request_growth)
             engine.emulated.take(ctx)
