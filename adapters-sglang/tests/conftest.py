@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from attrs import define, field
 from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, HiCacheAdapter
 from sie_core import DeviceGrant, DeviceView, GenerateRequest, Grant, ModelSpec, Source, TransitionContext
@@ -254,6 +255,11 @@ class Real:
     def old(self) -> bool:
         return self.version.startswith("0.5.10")
 
+    @property
+    def grammar(self) -> bool:
+        """Whether what enforces a grammar runs on a CPU."""
+        return not self.old
+
     def model(self, adapter: str = "sglang-generation", **options: Any) -> ModelSpec:
         embeds = adapter == "sglang-embedding"
         shims = [SUPPORT / "shims" / "all"]
@@ -293,3 +299,29 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
     ask = "import importlib.metadata as m; print(m.version('sglang'))"
     version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
     return Real(python, version, tmp_path_factory.mktemp("models"))
+
+
+SPARE_BLANKS = ("--constrained-json-disable-any-whitespace",)
+"""A model of random weights may never do anything but indent."""
+
+
+@pytest.fixture(scope="session")
+def reported() -> Events:
+    return Events()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(real: Real, reported: Events, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+    before = os.environ.get("SIE_STATE_DIR")
+    os.environ["SIE_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
+    try:
+        adapter = GenerationAdapter()
+        engine = await asyncio.to_thread(
+            adapter.load, real.model(tool_call_parser="qwen25", extra_args=SPARE_BLANKS), context(), reported
+        )
+    finally:
+        os.environ.pop("SIE_STATE_DIR")
+        if before is not None:
+            os.environ["SIE_STATE_DIR"] = before
+    yield engine
+    await asyncio.to_thread(engine.close, TransitionContext())

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
-import pytest_asyncio
 from sie_adapters_sglang import plugin
 from sie_adapters_sglang._state import TOKEN, state_folder
 from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter
@@ -27,6 +24,7 @@ from sie_core import (
     InputTooLong,
     InvalidInput,
     Item,
+    ModelLoading,
     Task,
     TransitionContext,
 )
@@ -44,28 +42,6 @@ def completion(text: str = "hello", **body: Any) -> GenerateRequest:
 
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
-
-
-@pytest.fixture(scope="session")
-def reported(helpers: Any) -> Any:
-    return helpers.Events()
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engine(
-    real: Any, helpers: Any, reported: Any, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Any]:
-    before = os.environ.get("SIE_STATE_DIR")
-    os.environ["SIE_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
-    try:
-        adapter = GenerationAdapter()
-        engine = await asyncio.to_thread(adapter.load, real.model(), helpers.context(), reported)
-    finally:
-        os.environ.pop("SIE_STATE_DIR")
-        if before is not None:
-            os.environ["SIE_STATE_DIR"] = before
-    yield engine
-    await asyncio.to_thread(engine.close, TransitionContext())
 
 
 async def running(engine: Any) -> int:
@@ -145,6 +121,18 @@ async def test_an_abort_is_no_answer(engine: Any) -> None:
             pass
 
 
+async def test_flushes_when_nothing_runs(engine: Any) -> None:
+    """Several at a time as well: they come to it one after the other."""
+    control = engine.parking.control
+    assert await asyncio.gather(*(asyncio.to_thread(control.flush, 5.0) for _ in range(3))) == [True] * 3
+    stream = engine.stream(completion(**LONG))
+    await anext(stream)
+    assert await asyncio.to_thread(control.flush, 0.1) is False
+    await stream.aclose()
+    assert await asyncio.to_thread(control.flush, 10.0) is True
+    assert (await engine.generate(completion()))["choices"]
+
+
 async def test_parks_and_wakes_with_the_same_answers(engine: Any) -> None:
     """On a CPU a release frees nothing; the order of the calls is what matters."""
     before = await engine.generate(completion())
@@ -152,6 +140,8 @@ async def test_parks_and_wakes_with_the_same_answers(engine: Any) -> None:
     for _ in range(3):
         parked = await asyncio.to_thread(plugin.offload_to_host, engine, TransitionContext())
         assert parked is not None
+        with pytest.raises(ModelLoading):
+            await engine.generate(completion())
         await asyncio.to_thread(plugin.restore_from_host, engine, TransitionContext())
     assert await asyncio.to_thread(engine.probe, TransitionContext()) == probe
     after = await engine.generate(completion())

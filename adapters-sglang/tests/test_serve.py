@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +32,20 @@ def as_config(model: ModelSpec, name: str, **more: Any) -> dict[str, Any]:
 
 
 class Served:
-    """``sie serve`` in a process of its own."""
+    """``sie serve`` in a process of its own. ``env``: variables on top of the test's."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], *arguments: str) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], *arguments: str, **env: str) -> None:
+        self.again = partial(Served, folder, config, *arguments, **env)
         (self.port,) = take_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         file = folder / "sie.yaml"
         file.write_text(json.dumps(config))
         self._log = (folder / "server.log").open("w")
+        everything = {**os.environ, **env}
         command = [sys.executable, "-m", "sie_core", "serve", "--port", str(self.port), "--config", str(file)]
-        self.process = subprocess.Popen([*command, *arguments], stdout=self._log, stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(
+            [*command, *arguments], stdout=self._log, stderr=subprocess.STDOUT, env=everything
+        )
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=120)
 
     def wait_ready(self) -> None:
@@ -62,6 +69,9 @@ class Served:
 
     def states(self) -> dict[str, str]:
         return {row["name"]: row["residency"] for row in self.http.get("/v1/status").json()["models"]}
+
+    def log(self) -> str:
+        return Path(self._log.name).read_text()
 
     def engines(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)
@@ -150,11 +160,27 @@ def test_chat_with_an_embedding_model_is_refused_and_embedding_goes_on(home: Any
     assert server.http.post("/v1/embeddings", json=body).status_code == 200
 
 
+# --- the real one ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real_server(real: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("real")
+    env = {"SIE_STATE_DIR": str(folder / "state"), "SIE_CACHE_DIR": str(folder / "cache")}
+    model = real.model(tool_call_parser="qwen25")
+    server = Served(folder, {"models": [as_config(model, "tiny")]}, **env)
+    try:
+        server.wait_ready()
+        assert server.ask("tiny").status_code == 200
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.mark.slow
-def test_the_openai_client_talks_to_the_real_one(real: Any, serve: Any) -> None:
+def test_the_openai_client_talks_to_the_real_one(real_server: Served) -> None:
     openai = pytest.importorskip("openai")
-    server = serve(as_config(real.model(), "tiny"))
-    assert server.ask("tiny").status_code == 200
+    server = real_server
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         messages = [{"role": "user", "content": "hello"}]
         settings = {"model": "tiny", "messages": messages, "max_tokens": 6, "temperature": 0}
@@ -166,3 +192,76 @@ def test_the_openai_client_talks_to_the_real_one(real: Any, serve: Any) -> None:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         assert text
         assert text == whole.choices[0].message.content
+
+
+@pytest.mark.slow
+def test_the_real_ones_refusals_are_the_clients_to_mend(real: Any, real_server: Served) -> None:
+    openai = pytest.importorskip("openai")
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nonsense"}}}
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+    with openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", max_retries=0) as client:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=r"(?i)grammar"):
+                client.chat.completions.create(**ask, response_format=form, stream=stream)
+        if real.grammar:
+            answer = client.chat.completions.create(**ask, extra_body={"regex": "[ab]{3}"})
+            assert set(answer.choices[0].message.content) <= {"a", "b"}
+        assert client.chat.completions.create(**ask).choices
+    assert real_server.states() == {"tiny": "resident"}
+
+
+def listening(processes: list[psutil.Process]) -> set[int]:
+    """The ports that these processes listen on."""
+    return {
+        connection.laddr.port
+        for process in processes
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def gone(processes: list[psutil.Process], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while any(map(runs, processes)) and time.monotonic() < until:
+        psutil.wait_procs(processes, timeout=0.05)
+    return not any(map(runs, processes))
+
+
+@pytest.mark.slow
+def test_the_server_of_a_real_engine_killed(real_server: Served) -> None:
+    """First the server alone, then with the guard beside it: then nobody is left to end the engine but the next one."""
+    first = real_server
+    everything = psutil.Process(first.process.pid).children(recursive=True)
+    ports = listening(everything)
+    assert len(everything) > 3
+    assert all(map(answers, ports))
+    assert len(ports) > 1
+    first.process.kill()
+    first.process.wait()
+    assert gone(everything, 5)
+    assert not any(map(answers, ports))
+
+    with closing(first.again()) as second:
+        second.wait_ready()
+        assert second.ask("tiny").status_code == 200
+        assert "an earlier server left" not in second.log()
+        engine = second.engines()[-1]
+        leader = psutil.Process(os.getsid(engine.pid))
+        everything = [leader, *leader.children(recursive=True)]
+        guard = psutil.Process(leader.ppid())
+        guard.suspend()
+        second.process.kill()
+        second.process.wait()
+        guard.kill()
+        assert not gone(everything, 0.5)
+
+    with closing(first.again()) as third:
+        third.wait_ready()
+        assert third.ask("tiny").status_code == 200
+        assert f"left the engine of tiny running ({len(everything)} processes)" in third.log()
+        assert gone(everything, 0)

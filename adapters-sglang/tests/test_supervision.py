@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from sie_adapters_sglang._state import TOKEN, end_orphans, state_folder
+from sie_adapters_sglang.adapters import GenerationAdapter
 
 SERVER = """
 import json, sys, threading
@@ -176,6 +177,17 @@ def test_orphans_of_a_dead_server_are_ended_and_reported(
     assert gone(running.engine, 5)
     assert "tiny" in caplog.text
     assert "3 processes" in caplog.text
+
+
+def test_orphans_are_ended_before_room_is_asked_for(server: Any, home: Any, helpers: Any) -> None:
+    """What they hold is nobody's promise: with it on the device the model might never be let in."""
+    running = server(children=2)
+    running.guard.suspend()
+    running.process.kill()
+    running.guard.kill()
+    assert not gone(running.engine, 0.2)
+    assert GenerationAdapter().reserve(home.model(), [helpers.view()]).ranks
+    assert gone(running.engine, 0)
 
 
 def test_engines_of_a_living_server_are_left_alone(server: Any) -> None:

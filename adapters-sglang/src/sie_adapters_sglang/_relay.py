@@ -7,6 +7,7 @@ something is wrong.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
@@ -18,6 +19,8 @@ _ERROR = b'"error"'
 _ABORT = b'"abort"'
 _ABORT_TEXT = "'NoneType' object has no attribute 'name'"
 """What 0.5.10 makes of an aborted stream, as if the request had been bad."""
+_SOURCES = re.compile(r'\s*\n\s*File "/')
+"""Where a validator goes on with the place in the engine's own sources: nothing for clients."""
 
 
 async def pieces(read: Callable[[], Awaitable[bytes]]) -> AsyncGenerator[list[bytes]]:
@@ -109,5 +112,5 @@ def raise_for(status: int, body: bytes) -> NoReturn:
     if isinstance(told, dict):
         inner = told.get("error", told)
         told_text = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
-        message = str(told_text or message)
+        message = _SOURCES.split(str(told_text or message), maxsplit=1)[0]
     raise error_of(status, message)

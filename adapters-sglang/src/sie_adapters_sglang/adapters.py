@@ -81,7 +81,14 @@ class SglangAdapter(Adapter):
             return None
 
     def reserve(self, model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve:
-        """What a load will take. Raises LoadError."""
+        """What a load will take. Raises LoadError.
+
+        Engines that a dead server left behind are ended first: what they hold would count as somebody else's, and the
+        model might never get room.
+        """
+        from sie_adapters_sglang._state import end_orphans
+
+        end_orphans()
         return plan_for(model, self._options(model)).reserve(devices)
 
     def _options(self, model: ModelSpec) -> EngineOptions:

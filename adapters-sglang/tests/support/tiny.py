@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+CHAT = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+)
 
 
 def save_tokenizer(folder: Path) -> Any:

@@ -60,6 +60,7 @@ def arguments():
     for name in ("--host", "--port", "--nccl-port", "--config", "--model-path", "--tp-size", "--hicache-size",
                  "--hicache-ratio"):  # fmt: skip
         parser.add_argument(name)
+    parser.add_argument("--json-model-override-args", default="{}")
     parser.add_argument("--is-embedding", action="store_true")
     return parser.parse_known_args()[0]
 
@@ -133,16 +134,21 @@ class Engine:
         usage["total_tokens"] = sum(usage.values())
         return {"id": "x", "choices": [{"index": 0, **choice, "finish_reason": end}], "usage": usage}
 
-    async def pieces(self, body, chat, gone):
+    async def parts(self, body, chat, gone):
+        """Of a choice, as it comes; the last one says how it ended."""
         if body.get("tools"):
-            for delta, end in [*((delta, None) for delta in CALL), ({}, "tool_calls")]:
-                yield {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
+            for delta in CALL:
+                yield {"delta": delta}, None
+            yield {"delta": {}}, "tool_calls"
             return
         async for piece, ended in self.tokens(body, gone):
+            yield {"delta": {"content": piece or ""}} if chat else {"text": piece or ""}, ended
+
+    async def pieces(self, body, chat, gone):
+        async for inner, ended in self.parts(body, chat, gone):
             if ended == "abort":
                 yield {"error": {"message": "Generation aborted.", "type": "INTERNAL", "code": 500}}
                 return
-            inner = {"delta": {"content": piece or ""}} if chat else {"text": piece or ""}
             yield {"id": "x", "choices": [{"index": 0, **inner, "finish_reason": ended}]}
         if (body.get("stream_options") or {}).get("include_usage"):
             yield {"id": "x", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
@@ -151,6 +157,9 @@ class Engine:
         self.touch("a request")
         self.seen["requests"] += 1
         items = body.get("text") or body.get("input_ids")
+        sizes = json.loads(self.args.json_model_override_args).get("matryoshka_dimensions", ())
+        if body.get("dimensions") is not None and body["dimensions"] not in sizes:
+            raise Refused(f"the model only supports {sizes} matryoshka dimensions")
         dims = int(body.get("dimensions") or 4)
         answers = []
         for item in items:
