@@ -29,6 +29,9 @@ def _sections() -> dict[str, list[OptionInfo]]:
         def add(self, name: str, adapter: type[Any]) -> None:
             adapters[name] = adapter
 
+        def add_catalogue(self, folder: Path) -> None:
+            pass
+
     register_adapters(Registrar())
     for name, adapter in adapters.items():
         sections[name] = list(adapter_options(adapter.options))

@@ -78,6 +78,9 @@ def test_a_wheel_holds_its_package_types_and_licence(wheels: dict[str, Path], pa
         names = set(wheel.namelist())
     assert f"{module}/__init__.py" in names
     assert f"{module}/py.typed" in names
+    catalogue = {f"{module}/catalogue/{file.name}" for file in (ROOT / package / "src" / module).glob("catalogue/*")}
+    assert catalogue <= names
+    assert bool(catalogue) == package.startswith("adapters-")
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert not [name for name in names if not name.startswith((f"{module}/", f"{wheels[package].name.split('-')[0]}-"))]
 

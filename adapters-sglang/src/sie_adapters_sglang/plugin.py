@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from sie_core import (
     AdapterRegistrar,
@@ -41,6 +42,7 @@ _ADAPTERS: dict[str, type[SglangAdapter]] = {
 def register_adapters(registrar: AdapterRegistrar) -> None:
     for name, adapter in _ADAPTERS.items():
         registrar.add(name, adapter)
+    registrar.add_catalogue(Path(__file__).with_name("catalogue"))
 
 
 @hookimpl

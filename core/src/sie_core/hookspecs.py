@@ -18,6 +18,7 @@ not ``None`` counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import pluggy
@@ -46,10 +47,13 @@ hookimpl = pluggy.HookimplMarker("sie")
 
 
 class AdapterRegistrar(Protocol):
-    """Collects adapters at start-up."""
+    """Collects adapters at start-up, and what is known of models that suit them."""
 
     def add(self, name: str, adapter: type[Adapter]) -> None:
         """Offer ``adapter`` under ``name``. Raises PluginConflict if the name is taken."""
+
+    def add_catalogue(self, folder: Path) -> None:
+        """Announce a folder with one YAML file for each well-known model. It is read when somebody asks for it."""
 
 
 @frozen
@@ -81,7 +85,10 @@ class VictimCandidate:
 
 @hookspec
 def register_adapters(registrar: AdapterRegistrar) -> None:
-    """Fires once at start-up. Call ``registrar.add(name, cls)`` for each adapter."""
+    """Fires once at start-up. Call ``registrar.add(name, cls)`` for each adapter.
+
+    ``registrar.add_catalogue(folder)`` adds well-known models to `sie models --available`.
+    """
 
 
 @hookspec

@@ -10,6 +10,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -24,7 +25,7 @@ from sie_core.errors import PluginBroken, PluginConflict, PluginError, PluginInc
 from sie_core.hookspecs import Command
 from sie_core.types import ResidencyChanged
 
-__all__ = ["AdapterEntry", "PluginInfo", "PluginState", "Plugins"]
+__all__ = ["AdapterEntry", "CatalogueFolder", "PluginInfo", "PluginState", "Plugins"]
 
 PluginState = Literal["loaded", "refused", "broken", "conflict"]
 _BUILTIN = "core"
@@ -38,6 +39,14 @@ class AdapterEntry:
 
     name: str
     cls: type[Adapter]
+    plugin: str
+
+
+@frozen
+class CatalogueFolder:
+    """A folder of well-known models, and the name of the plugin that announced it."""
+
+    folder: Path
     plugin: str
 
 
@@ -66,6 +75,7 @@ class _Registrar:
         self._plugin = plugin
         self._taken = taken
         self.added: dict[str, AdapterEntry] = {}
+        self.catalogues: list[CatalogueFolder] = []
         self.conflict: PluginConflict | None = None
         self.contested: str | None = None
 
@@ -86,6 +96,11 @@ class _Registrar:
             raise self.conflict
         self.added[name] = AdapterEntry(name, adapter, self._plugin)
 
+    def add_catalogue(self, folder: Path) -> None:
+        if not isinstance(folder, Path):
+            raise TypeError(f"a catalogue is a folder, given as a pathlib.Path, not {folder!r}")
+        self.catalogues.append(CatalogueFolder(folder, self._plugin))
+
 
 class Plugins:
     """The plugins of this process. Make one with :meth:`load`."""
@@ -96,6 +111,7 @@ class Plugins:
         self._infos: dict[tuple[str, str], PluginInfo] = {}
         self._order: list[str] = []
         self._adapters: dict[str, AdapterEntry] = {}
+        self._catalogues: list[CatalogueFolder] = []
         self._problems: list[PluginError] = []
         self._chains: dict[tuple[str, str | None], tuple[pluggy.HookImpl, ...]] = {}
         self._strict = False
@@ -134,6 +150,11 @@ class Plugins:
     def adapters(self) -> Mapping[str, AdapterEntry]:
         """Adapters on offer, by name."""
         return MappingProxyType(self._adapters)
+
+    @property
+    def catalogues(self) -> Sequence[CatalogueFolder]:
+        """Folders of well-known models, in order of registration. Nothing in them has been read."""
+        return tuple(self._catalogues)
 
     def info(self) -> list[PluginInfo]:
         """Every plugin that was found, used or not: the built-in one first, then by name."""
@@ -294,6 +315,7 @@ class Plugins:
                 self._leave_out(impl.plugin_name, registrar.conflict or error, "register_adapters failed")
                 continue
             self._adapters.update(registrar.added)
+            self._catalogues += registrar.catalogues
         for name in dict.fromkeys(contested):  # a guess which of two was meant could serve another model's vectors
             entry = self._adapters.pop(name)
             self._note(entry.plugin, reason=f"its adapter {name!r} is offered by another plugin, too: it is not used")
@@ -307,6 +329,7 @@ class Plugins:
         self._manager.unregister(name=plugin)
         self._order.remove(plugin)
         self._adapters = {name: entry for name, entry in self._adapters.items() if entry.plugin != plugin}
+        self._catalogues = [catalogue for catalogue in self._catalogues if catalogue.plugin != plugin]
         self._chains.clear()
         self._remember(evolve(info, adapters=()), _as_broken(plugin, error, what), cause=error)
 

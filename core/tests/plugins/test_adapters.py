@@ -36,6 +36,7 @@ HALF = """
         ("registrar.add('other', 'torch.nn')", "pass a subclass of sie_core.Adapter"),
         ("registrar.add('other', Mine())", "pass a subclass of sie_core.Adapter"),
         ("registrar.add('', Mine)", "an adapter's name is a text"),
+        ("registrar.add_catalogue('models')", "a catalogue is a folder, given as a pathlib.Path, not 'models'"),
     ],
 )
 def test_a_plugin_whose_register_adapters_raises_is_left_out_with_all_its_adapters(
@@ -102,6 +103,45 @@ def test_adapters_are_not_asked_for_by_who_needs_commands_only(site: Site) -> No
     plugins = Plugins.load(adapters=False)
     assert site.info("bad", plugins).state == "loaded"
     assert plugins.adapters == {}
+
+
+# --- catalogues ---
+
+CATALOGUE = """
+    from pathlib import Path
+    from sie_core import hookimpl
+    sie_api = 1
+
+    @hookimpl
+    def register_adapters(registrar):
+        registrar.add_catalogue(Path(__file__).with_name({folder!r}))
+        {then}
+"""
+
+
+def _announced(plugins: Plugins, *names: str) -> list[tuple[str, str]]:
+    return [(each.plugin, each.folder.name) for each in plugins.catalogues if each.plugin in names]
+
+
+def test_catalogues_are_announced_with_their_plugin_and_not_read(site: Site) -> None:
+    for name in ("two", "one"):
+        site.install(name, CATALOGUE.format(folder=f"models-of-{name}", then=""))
+    assert _announced(site.load(), "one", "two") == [("one", "models-of-one"), ("two", "models-of-two")]
+
+
+def test_the_catalogue_of_a_plugin_that_is_left_out_goes_with_it(site: Site) -> None:
+    site.install("bad", CATALOGUE.format(folder="models", then="raise OSError"))
+    late = """
+    @hookimpl
+    def probe_devices(emulate):
+        raise OSError
+    """
+    site.install("late", CATALOGUE.format(folder="models", then="") + late)
+    plugins = site.load()
+    assert _announced(plugins, "bad", "late") == [("late", "models")]
+    plugins.probe_devices()
+    assert site.info("late", plugins).state == "broken"
+    assert _announced(plugins, "bad", "late") == []
 
 
 # --- strict mode ---

@@ -24,7 +24,7 @@ COMMANDS = (
     Entry("serve", "Start the server.", f"{_HERE}.serve:serve", "Serve"),
     Entry("check", "Check a configuration file without starting anything.", f"{_HERE}.check:check", "Serve"),
     Entry("plugins", "List the installed plugins, and why one was left out.", f"{_HERE}.plugins:plugins", "Serve"),
-    Entry("models", "List the models that the server knows.", f"{_HERE}.look:models", "Look"),
+    Entry("models", "List the models that the server knows, or well-known ones.", f"{_HERE}.look:models", "Look"),
     Entry("ps", "List the models that are in memory or on their way.", f"{_HERE}.look:ps", "Look"),
     Entry("status", "Show the memory accounts and every model's state.", f"{_HERE}.look:status", "Look"),
     Entry("decisions", "Show why models were evicted, refused or dropped.", f"{_HERE}.look:decisions", "Look"),

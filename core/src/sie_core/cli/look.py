@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from sie_core.cli.app import command
 from sie_core.cli.client import Client, Remote, model_path
+from sie_core.cli.errors import CommandError, Exit
 from sie_core.cli.output import local_time, print_json, print_table, printable, size
 
 __all__ = ["decisions", "explain", "models", "ps", "status"]
@@ -19,15 +20,50 @@ _AWAY = frozenset({"unloaded", "failed"})
 """Residencies in which a model takes no memory and is not on its way to any."""
 
 
-@command("[OPTIONS]", "sie models", "sie models --json")
-def models(*, remote: Remote = _NO_REMOTE) -> None:
-    """List the models that the server knows, with what they take and give."""
+@command(
+    "[OPTIONS] [NAME...]",
+    "sie models",
+    "sie models --json",
+    "sie models --available --family cross-encoder",
+    "sie models --available bge-m3 --yaml > sie.yaml",
+)
+def models(
+    names: Annotated[
+        tuple[str, ...], Parameter(name="NAME", negative="", show_default=False, help="With --available: only these.")
+    ] = (),
+    /,
+    *,
+    available: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Well-known models and how to configure them; asks no server."),
+    ] = False,
+    family: Annotated[str | None, Parameter(metavar="F", help="With --available: only this family.")] = None,
+    yaml: Annotated[
+        bool, Parameter(negative="", show_default=False, help="With --available: a configuration with them.")
+    ] = False,
+    remote: Remote = _NO_REMOTE,
+) -> int:
+    """List the models that the server knows, with what they take and give.
+
+    With --available: well-known models that the installed adapters can serve, with the configuration each needs.
+    """
+    if available:
+        from sie_core.cli.available import show_available
+
+        return show_available(names, family, as_yaml=yaml, as_json=remote.json)
+    if names or family is not None or yaml:
+        raise CommandError(
+            "NAME, --family and --yaml choose among the well-known models, and go with --available",
+            exit_code=Exit.USAGE,
+            code="USAGE",
+            hint="for example: sie models --available --family dense",
+        )
     with Client(remote) as client:
         body = client.get("/v1/models")
     rows = body.get("models", [])
     if remote.json:
         print_json(rows)
-        return
+        return Exit.OK
     print_table(
         ("NAME", "STATE", "INPUTS", "OUTPUTS", "DIMS", "MAX LENGTH", "DEVICE MEMORY"),
         (
@@ -46,6 +82,7 @@ def models(*, remote: Remote = _NO_REMOTE) -> None:
         right=("MAX LENGTH", "DEVICE MEMORY"),
     )
     _failures(rows)
+    return Exit.OK
 
 
 @command("[OPTIONS]", "sie ps", "sie ps --json")

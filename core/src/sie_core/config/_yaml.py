@@ -30,10 +30,10 @@ class _Unreadable(Exception):
         self.where = where or Where()
 
 
-def read_yaml(path: Path, report: Report) -> Value | None:
-    """The file's only document, or ``None`` with the reason reported."""
+def read_yaml(path: Path, report: Report, *, least: str = "`models:` with a list") -> Value | None:
+    """The file's only document, or ``None`` with the reason reported. ``least``: what an empty file lacks."""
     try:
-        return _Tree(report).value(_compose(_text(path)))
+        return _Tree(report).value(_compose(_text(path), least))
     except _Unreadable as exc:
         report.add(exc.where, str(exc))
         return None
@@ -58,7 +58,7 @@ def _text(path: Path) -> str:
         raise _Unreadable(f"byte {raw[exc.start]:#04x} is not UTF-8: save the file as UTF-8", _after(before)) from exc
 
 
-def _compose(text: str) -> Any:
+def _compose(text: str, least: str) -> Any:
     # Imported here: whoever has no file to read doesn't pay for it.
     import yaml
 
@@ -74,7 +74,7 @@ def _compose(text: str) -> Any:
     except RecursionError as exc:
         raise _Unreadable("is nested too deeply") from exc
     if node is None:
-        raise _Unreadable("the file is empty: it needs at least `models:` with a list", Where("", 1, 1))
+        raise _Unreadable(f"the file is empty: it needs at least {least}", Where("", 1, 1))
     return node
 
 
