@@ -60,7 +60,9 @@ def test_the_options_are_those_of_the_adapter(
     file.write_text(yaml.safe_dump({"models": models}, allow_unicode=True), encoding="utf-8")
     config = bind_models(load_config(file, environ={}), registered.adapters)  # raises with every problem
     for model in config.models:
-        assert isinstance(model.options, registered.adapters[model.adapter].options)
+        adapter = registered.adapters[model.adapter]
+        assert isinstance(model.options, adapter.options)
+        adapter().describe(model)  # what `sie check` asks; raises what it has against the model
 
 
 def test_models_of_the_two_generation_adapters_are_one(registered: Registrar) -> None:

@@ -72,7 +72,9 @@ def test_the_options_are_those_of_the_adapter(
     config = bind_models(load_config(file, environ={}), registered.adapters)  # raises with every problem
     for model in config.models:
         if model.adapter in registered.adapters:
-            assert isinstance(model.options, registered.adapters[model.adapter].options)
+            adapter = registered.adapters[model.adapter]
+            assert isinstance(model.options, adapter.options)
+            adapter().describe(model)  # what `sie check` asks; raises what it has against the model
 
 
 def test_code_of_strangers_is_run_only_where_the_notes_say_so(entries: list[CatalogueEntry]) -> None:
