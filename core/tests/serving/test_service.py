@@ -302,6 +302,30 @@ def test_after_an_engine_died_the_next_request_gets_a_new_one(play: Play, seed: 
     play(scene(), seed)
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_request_that_failed_as_its_engine_died_leaves_its_caller_alone(play: Play, turns: int) -> None:
+    """The engine's own error may come in the same turn of the loop as the news of its death."""
+
+    async def scene() -> None:
+        async with serving(fake("s", MIB, adapter="fake-stream")) as site:
+            with await site.house.registry.acquire("s", wait_s=10.0) as lease:
+                engine: Any = lease.engine
+
+            async def fails(request: Any) -> Any:
+                engine.die("killed")
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                raise EngineDied("its own word")
+
+            engine.encode = fails
+            with pytest.raises(EngineDied):
+                await site.ask("s", "text")
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+    play(scene(), 0)
+
+
 @seeds
 def test_an_engine_that_dies_again_and_again_is_started_less_and_less_often(play: Play, seed: int) -> None:
     """After its first death at once, then after a cool-down that doubles; one that lived for long begins anew."""

@@ -46,11 +46,11 @@ class Lasting:
     Costs a callback a request: to race every piece of an answer against the loss would cost a task each.
     """
 
-    __slots__ = ("_ended", "_lost", "_owner")
+    __slots__ = ("_ended", "_left", "_lost", "_owner")
 
     def __init__(self, lease: Lease) -> None:
         self._lost = lease.lost
-        self._ended = False
+        self._ended = self._left = False
 
     def __enter__(self) -> None:
         owner = asyncio.current_task()
@@ -59,6 +59,7 @@ class Lasting:
         self._lost.add_done_callback(self._end)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._left = True
         self._lost.remove_done_callback(self._end)
         # Whatever the engine made of being interrupted; only somebody else's cancelling goes first.
         if self._ended and self._owner.uncancel() == 0:
@@ -66,8 +67,10 @@ class Lasting:
             raise translate(lost or InferenceError("the engine gave up"), "the engine") from None
 
     def _end(self, lost: asyncio.Future[Any]) -> None:
-        self._ended = True
-        self._owner.cancel()
+        # A callback that is due already can't be removed: it would cancel whatever the task does next.
+        if not self._left:
+            self._ended = True
+            self._owner.cancel()
 
 
 async def answer(
