@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sie_testing.conformance import *  # noqa: F403
     from sie_testing.fake import *  # noqa: F403
     from sie_testing.faults import *  # noqa: F403
+    from sie_testing.talking import *  # noqa: F403
     from sie_testing.virtual import *  # noqa: F403
 
 # pytest imports this package in every run of everybody who has it installed: nothing is loaded before it is used.
@@ -19,6 +20,7 @@ _ROOMS = {
         "expected_vector reserve_for"
     ),
     "sie_testing.faults": "POINTS FaultPoints Latch",
+    "sie_testing.talking": "GenerationConformance LoraConformance",
     "sie_testing.virtual": "Deadlock VirtualClockLoop VirtualWorker pause run",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

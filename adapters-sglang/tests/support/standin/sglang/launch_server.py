@@ -25,6 +25,7 @@ HOW = {
     "children": 1,  # further processes in its group
     "stubborn": False,  # SIGTERM is ignored, by the children too
     "token_s": 0.001,  # a token
+    "word": "w",  # of an answer, in all of them without an adapter
     "fail_once": {},  # path: status of the first call
     "half": False,  # streams break off
     "die_in_stream": False,
@@ -114,7 +115,7 @@ class Engine:
                 if self.running[rid] or gone():
                     yield None, "abort"
                     return
-                yield f"w{index} ", None
+                yield f"{body.get('lora_path') or HOW['word']}{index} ", None
                 if HOW["token_s"]:
                     await asyncio.sleep(HOW["token_s"])
             finished = True
