@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sie_testing.adapting import *  # noqa: F403
     from sie_testing.conformance import *  # noqa: F403
     from sie_testing.fake import *  # noqa: F403
     from sie_testing.faults import *  # noqa: F403
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
 
 # pytest imports this package in every run of everybody who has it installed: nothing is loaded before it is used.
 _ROOMS = {
+    "sie_testing.adapting": "LoraConformance",
     "sie_testing.conformance": "AdapterConformance make_context",
     "sie_testing.fake": (
         "FakeAdapter FakeEngine FakeLifecycle FakeOptions FakeStreamAdapter FakeStreamEngine expected_score "
         "expected_vector reserve_for"
     ),
     "sie_testing.faults": "POINTS FaultPoints Latch",
-    "sie_testing.talking": "GenerationConformance LoraConformance",
+    "sie_testing.talking": "GenerationConformance",
     "sie_testing.virtual": "Deadlock VirtualClockLoop VirtualWorker pause run",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

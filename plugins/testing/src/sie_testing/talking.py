@@ -1,6 +1,6 @@
-"""The tests that every engine that generates has to pass, and those for engines that take LoRA adapters at run time::
+"""The tests that every engine that generates has to pass::
 
-from sie_testing import GenerationConformance, LoraConformance
+from sie_testing import GenerationConformance
 
 class TestMyTalker(GenerationConformance):
     @pytest.fixture
@@ -17,72 +17,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import pytest
 from sie_core import (
-    BatchEngine,
-    BatchRequest,
-    EncodeParams,
     Engine,
     EngineDied,
     GenerateRequest,
-    HostResidue,
     InferenceError,
     InvalidInput,
-    Item,
-    LoadError,
-    LoraEngine,
-    SieError,
     StreamEngine,
-    Task,
     TransitionContext,
 )
 
-from sie_testing._lifecycle import LifecycleConformance, call_hook, park, parkable
+from sie_testing._lifecycle import park, parkable
+from sie_testing._one_loop import OnOneLoop, said, text_of, wake
 
-__all__ = ["GenerationConformance", "LoraConformance"]
+__all__ = ["GenerationConformance"]
 
 Body = Mapping[str, Any]
-T = TypeVar("T")
 _AT_ONCE = 4
 
 
-class _OnOneLoop(LifecycleConformance):
-    """An engine's connections belong to an event loop: all the tests of a class share one."""
-
-    patience_s: ClassVar[float] = 20.0
-    """How long what has to happen at once may take on a busy machine."""
-    _runner: ClassVar[asyncio.Runner]
-
-    @classmethod
-    def play(cls, work: Coroutine[Any, Any, T]) -> T:
-        """Run it on the class's event loop."""
-        if "_runner" not in vars(cls):
-            cls._runner = asyncio.Runner()
-        return cls._runner.run(work)
-
-    async def _until(self, check: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-        async with asyncio.timeout(self.patience_s):
-            while not await check():
-                await asyncio.sleep(0.005)
-
-    @classmethod
-    def shut(cls, engine: Engine, ctx: TransitionContext) -> None:
-        cls.play(asyncio.to_thread(engine.close, ctx))
-
-    @classmethod
-    def teardown_class(cls) -> None:
-        super().teardown_class()
-        if "_runner" in vars(cls):
-            cls._runner.close()
-            del cls._runner
-
-
-class GenerationConformance(_OnOneLoop):
+class GenerationConformance(OnOneLoop):
     """Inherit it, override ``adapter``, ``model`` and ``plugin``, and whatever else differs."""
 
     engine_class = StreamEngine
@@ -129,7 +88,7 @@ class GenerationConformance(_OnOneLoop):
     @pytest.fixture
     def ask(self, prompt: str, short: Body) -> Callable[..., GenerateRequest]:
         def make(kind: Literal["chat", "completion"] = "chat", stream: bool = False, **more: Any) -> GenerateRequest:
-            body: dict[str, Any] = {**_said(kind, prompt), **short, **more}
+            body: dict[str, Any] = {**said(kind, prompt), **short, **more}
             if stream:
                 body |= {"stream": True, "stream_options": {"include_usage": True}}
             return GenerateRequest(kind, body)
@@ -145,7 +104,7 @@ class GenerationConformance(_OnOneLoop):
             answer = self.play(engine.generate(ask(kind)))
             (choice,) = answer["choices"]
             assert choice["finish_reason"] in ("stop", "length")
-            assert _text(choice)
+            assert text_of(choice)
             usage = answer["usage"]
             assert usage["completion_tokens"] > 0
             assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
@@ -160,7 +119,7 @@ class GenerationConformance(_OnOneLoop):
             assert not last["choices"], "the last piece has the usage, and no choices"
             assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
             assert not any(piece.get("error") for piece in pieces)
-            assert _joined(spoken) == _text(whole["choices"][0])
+            assert _joined(spoken) == text_of(whole["choices"][0])
             ends = [choice["finish_reason"] for piece in spoken for choice in piece["choices"]]
             assert [end for end in ends if end] == [whole["choices"][0]["finish_reason"]]
 
@@ -180,11 +139,11 @@ class GenerationConformance(_OnOneLoop):
             whole = asyncio.gather(*(engine.generate(ask(max_tokens=n)) for n in lengths))
             streamed = asyncio.gather(*(_all_of(engine.stream(ask(stream=True, max_tokens=n))) for n in lengths))
             return [
-                [_text(answer["choices"][0]) for answer in await whole],
+                [text_of(answer["choices"][0]) for answer in await whole],
                 [_joined(json.loads(piece) for piece in pieces) for pieces in await streamed],
             ]
 
-        alone = [_text(self.play(engine.generate(ask(max_tokens=n)))["choices"][0]) for n in lengths]
+        alone = [text_of(self.play(engine.generate(ask(max_tokens=n)))["choices"][0]) for n in lengths]
         assert len(set(alone)) > 1, "the answers must be told apart for this test to mean anything"
         assert self.play(all_at_once()) == [alone, alone]
 
@@ -233,7 +192,7 @@ class GenerationConformance(_OnOneLoop):
             await anext(stream)
             async with asyncio.timeout(self.patience_s):
                 await stream.aclose()
-                await self._until(lambda: _none_runs(running, engine))
+                await self.until(lambda: _none_runs(running, engine))
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
 
@@ -252,14 +211,14 @@ class GenerationConformance(_OnOneLoop):
                 asyncio.ensure_future(engine.generate(ask(**long))),
                 asyncio.ensure_future(_all_of(engine.stream(ask(stream=True, **long)))),
             ]
-            await self._until(lambda: _one_runs(running, engine))
+            await self.until(lambda: _one_runs(running, engine))
             for call in calls:
                 call.cancel()
             async with asyncio.timeout(self.patience_s):
                 for call in calls:
                     with pytest.raises(asyncio.CancelledError):
                         await call
-                await self._until(lambda: _none_runs(running, engine))
+                await self.until(lambda: _none_runs(running, engine))
 
         self.play(scene())
         assert self.play(engine.generate(ask()))["choices"]
@@ -300,7 +259,7 @@ class GenerationConformance(_OnOneLoop):
         whole = asyncio.ensure_future(engine.generate(ask(**long)))
         stream = engine.stream(ask(stream=True, **long))
         await anext(stream)
-        await self._until(lambda: _one_runs(running, engine))
+        await self.until(lambda: _one_runs(running, engine))
         await asyncio.to_thread(cut)
         async with asyncio.timeout(self.patience_s):
             with pytest.raises(InferenceError):
@@ -318,147 +277,16 @@ class GenerationConformance(_OnOneLoop):
         context: Callable[..., TransitionContext],
     ) -> None:
         promised = parkable(plugin, fresh)
-        before, held = _text(self.play(fresh.generate(ask()))["choices"][0]), fresh.memory().devices
+        before, held = text_of(self.play(fresh.generate(ask()))["choices"][0]), fresh.memory().devices
         for _ in range(2):
             offload = self.play(asyncio.to_thread(park, plugin, fresh, context()))
             assert offload.host_bytes <= promised
-            self.play(asyncio.to_thread(_wake, plugin, fresh, context()))
-            assert _text(self.play(fresh.generate(ask()))["choices"][0]) == before
+            self.play(asyncio.to_thread(wake, plugin, fresh, context()))
+            assert text_of(self.play(fresh.generate(ask()))["choices"][0]) == before
             assert fresh.memory().devices == held
 
 
-class LoraConformance(_OnOneLoop):
-    """For engines that take LoRA adapters at run time, whatever they answer. Override ``sources`` as well."""
-
-    @pytest.fixture
-    def sources(self) -> Sequence[str]:
-        """Two adapters that fit the model and change what it answers: ``path:DIR``."""
-        raise NotImplementedError("override the fixture `sources`")
-
-    @pytest.fixture
-    def bad_sources(self) -> Sequence[str]:
-        """Adapters that can't be loaded, or don't fit."""
-        return ("path:/there/is/no/such/folder",)
-
-    @pytest.fixture
-    def answer(self, engine: Engine) -> Callable[[Engine, str | None], Any]:
-        """What an engine says to a fixed input with the adapter of that name, in a form that can be compared."""
-
-        def talks(engine: Any, lora: str | None) -> str:
-            body = {**_said("chat", "tell me"), "max_tokens": 8, "temperature": 0}
-            return _text(self.play(engine.generate(GenerateRequest("chat", body, lora=lora)))["choices"][0])
-
-        def encodes(engine: Any, lora: str | None) -> bytes:
-            request = BatchRequest(Task.ENCODE, [Item(text="tell me")], EncodeParams(lora=lora))
-            if isinstance(engine, BatchEngine):
-                outputs: Sequence[Any] = engine.run(engine.prepare(request))
-            else:
-                outputs = self.play(engine.encode(request))
-            return bytes(outputs[0].dense.tobytes())
-
-        return talks if Task.GENERATE in engine.capabilities.tasks else encodes
-
-    def test_an_adapter_changes_the_answers_that_name_it_and_no_others(
-        self, engine: Any, sources: Sequence[str], answer: Callable[..., Any], context: Callable[..., TransitionContext]
-    ) -> None:
-        assert isinstance(engine, LoraEngine)
-        assert engine.max_loras > 0
-        plain = answer(engine, None)
-        with self._loaded(engine, context, first=sources[0]):
-            styled = answer(engine, "first")
-            assert styled != plain
-            assert answer(engine, None) == plain
-            if engine.max_loras > 1:
-                with self._loaded(engine, context, second=sources[1]):
-                    assert answer(engine, "second") not in (plain, styled)
-                    assert answer(engine, "first") == styled
-            assert answer(engine, "first") == styled
-        assert answer(engine, None) == plain
-
-    def test_one_that_is_not_there_is_an_error(
-        self, engine: Any, sources: Sequence[str], answer: Callable[..., Any], context: Callable[..., TransitionContext]
-    ) -> None:
-        with pytest.raises(SieError):
-            answer(engine, "first")
-        with self._loaded(engine, context, first=sources[0]):
-            answer(engine, "first")
-        with pytest.raises(SieError):
-            answer(engine, "first")
-        engine.lora_unload("first", context())
-
-    def test_as_many_as_it_says_are_there_at_once(
-        self, engine: Any, sources: Sequence[str], answer: Callable[..., Any], context: Callable[..., TransitionContext]
-    ) -> None:
-        wanted = dict(zip(map(str, range(min(engine.max_loras, 8))), itertools.cycle(sources)))
-        with self._loaded(engine, context, **wanted):
-            answers = {name: answer(engine, name) for name in wanted}
-            assert answer(engine, None) not in answers.values()
-
-    def test_what_it_takes_was_reserved_and_is_gone_afterwards(
-        self, engine: Any, sources: Sequence[str], context: Callable[..., TransitionContext]
-    ) -> None:
-        need = engine.lora_reserve("first", sources[0])
-        before = dict(engine.memory().devices)
-        with self._loaded(engine, context, first=sources[0]):
-            for account, held in engine.memory().devices.items():
-                known = held is not None and before[account] is not None and not account.startswith("cpu")
-                assert not known or held - before[account] <= need.min_bytes
-        after = engine.memory().devices
-        assert all(account.startswith("cpu") or after[account] == held for account, held in before.items())
-
-    def test_one_that_cant_be_loaded_leaves_nothing_behind(
-        self,
-        engine: Any,
-        sources: Sequence[str],
-        bad_sources: Sequence[str],
-        answer: Callable[..., Any],
-        context: Callable[..., TransitionContext],
-    ) -> None:
-        plain = answer(engine, None)
-        for bad in bad_sources:
-            with pytest.raises(LoadError):
-                engine.lora_reserve("bad", bad)
-                engine.lora_load("bad", bad, context())
-            with pytest.raises(SieError):
-                answer(engine, "bad")
-            assert answer(engine, None) == plain
-        with self._loaded(engine, context, bad=sources[0]):
-            assert answer(engine, "bad") != plain
-
-    def test_adapters_outlast_a_park(
-        self,
-        fresh: Any,
-        plugin: Any,
-        sources: Sequence[str],
-        answer: Callable[..., Any],
-        context: Callable[..., TransitionContext],
-    ) -> None:
-        parkable(plugin, fresh)
-        with self._loaded(fresh, context, first=sources[0]):
-            before = [answer(fresh, name) for name in (None, "first")]
-            self.play(asyncio.to_thread(park, plugin, fresh, context()))
-            self.play(asyncio.to_thread(_wake, plugin, fresh, context()))
-            assert [answer(fresh, name) for name in (None, "first")] == before
-
-    @contextlib.contextmanager
-    def _loaded(self, engine: Any, context: Callable[..., TransitionContext], **sources: str) -> Any:
-        with contextlib.ExitStack() as undo:
-            for name, source in sources.items():
-                engine.lora_load(name, source, context())
-                undo.callback(engine.lora_unload, name, context())
-            yield
-
-
 # --- parts -----------------------------------------------------------------------------------------
-
-
-def _said(kind: str, prompt: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": prompt}]} if kind == "chat" else {"prompt": prompt}
-
-
-def _text(choice: Mapping[str, Any]) -> str:
-    said = choice["message"]["content"] if "message" in choice else choice["text"]
-    return str(said or "")
 
 
 def _joined(pieces: Iterable[Mapping[str, Any]]) -> str:
@@ -492,7 +320,3 @@ async def _one_runs(running: Callable[[Any], int] | None, engine: Engine) -> boo
 
 async def _none_runs(running: Callable[[Any], int] | None, engine: Engine) -> bool:
     return not await _count(running, engine)
-
-
-def _wake(plugin: Any, engine: Engine, ctx: TransitionContext) -> None:
-    assert isinstance(call_hook(plugin, "restore_from_host", engine=engine, ctx=ctx), HostResidue)
