@@ -42,6 +42,7 @@ from sie_core.memory.emulated import EmulatedDevice
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry
 from sie_core.units import format_bytes, parse_bytes
+from stage import absolute
 from workload import texts
 
 GIB = 1024**3
@@ -403,7 +404,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", type=_bytes, default=GIB, help="bytes to park and wake (default: 1GiB)")
     parser.add_argument("--turns", type=int, help="how often (default: 5; quick: 3)")
     parser.add_argument("--seconds", type=float, help="how long the pressure lasts (default: 120; quick: 30)")
-    parser.add_argument("--sglang-python", type=Path, metavar="PATH", help="an interpreter that has SGLang")
+    parser.add_argument("--sglang-python", type=absolute, metavar="PATH", help="an interpreter that has SGLang")
     parser.add_argument("--model", type=Path, metavar="DIR", help="a causal model to take instead of random weights")
     parser.add_argument("--quick", action="store_true", help="fits in five minutes: no CUDA graphs, fewer turns")
     parser.add_argument("--print", action="store_true", help="print what was measured, and leave the page alone")

