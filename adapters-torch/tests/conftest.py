@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sie_adapters_torch import plugin
-from sie_adapters_torch.dense import DenseAdapter, DenseOptions
+from sie_adapters_torch.dense import DenseAdapter
 from sie_core import (
+    Adapter,
     AdmissionReserve,
     BatchEngine,
     BatchRequest,
     Declined,
     DeviceBuffer,
     DeviceGrant,
+    EncodeOutput,
     EncodeParams,
     Engine,
     Grant,
@@ -64,12 +66,15 @@ class Events:
 # --- making folders --------------------------------------------------------------------------------
 
 
-def save_tokenizer(folder: Path, *, specials: tuple[str, str] | tuple[()], limit: int | None) -> int:
-    """A word-level tokenizer over WORDS; returns the size of its vocabulary."""
+def save_tokenizer(
+    folder: Path, *, specials: tuple[str, str] | tuple[()], limit: int | None, more: Sequence[str] = ()
+) -> int:
+    """A word-level tokenizer over WORDS and ``more``; returns the size of its vocabulary."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, ":", "."])}
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, ":", ".", *more]
+    vocabulary = {word: index for index, word in enumerate(words)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -83,7 +88,7 @@ def save_tokenizer(folder: Path, *, specials: tuple[str, str] | tuple[()], limit
     wrapper: Any = PreTrainedTokenizerFast(
         tokenizer_object=backend, model_input_names=["input_ids", "attention_mask"],
         pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        **({"model_max_length": limit} if limit else {}),
+        **({"model_max_length": limit} if limit else {}), **({"mask_token": "[MASK]"} if "[MASK]" in more else {}),
     )  # fmt: skip
     wrapper.save_pretrained(str(folder))
     return len(vocabulary)
@@ -116,9 +121,21 @@ def _config(kind: str, vocabulary: int) -> Any:
 
 
 def save_transformer(
-    folder: Path, kind: str = "bert", *, limit: int | None = 32, seed: int = 0, shard: str | None = None
+    folder: Path,
+    kind: str = "bert",
+    *,
+    limit: int | None = 32,
+    seed: int = 0,
+    shard: str | None = None,
+    head: str | None = None,
+    more: Sequence[str] = (),
+    **settings: Any,
 ) -> Path:
-    """A transformers model with random weights large enough for texts to be told apart."""
+    """A transformers model with random weights large enough for texts to be told apart.
+
+    ``head``: the class of transformers that makes it instead of AutoModel. ``more``: further words of its vocabulary;
+    ``settings``: further ones of its configuration.
+    """
     import torch
     import transformers
 
@@ -126,10 +143,11 @@ def save_transformer(
     specials: tuple[str, str] | tuple[()] = ("[CLS]", "[SEP]")
     if kind in ("qwen3", "t5"):
         specials = ("", "[SEP]") if kind == "t5" else ()
-    vocabulary = save_tokenizer(folder, specials=specials, limit=limit)
+    vocabulary = save_tokenizer(folder, specials=specials, limit=limit, more=more)
     torch.manual_seed(seed)
     config = _config(kind, vocabulary)
-    maker: Any = transformers.T5EncoderModel if kind == "t5" else transformers.AutoModel
+    config.update(settings)
+    maker: Any = transformers.T5EncoderModel if kind == "t5" else getattr(transformers, head or "AutoModel")
     model = maker(config) if kind == "t5" else maker.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -228,8 +246,13 @@ def save_lora(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 # --- loading and running ---------------------------------------------------------------------------
 
 
-def spec_for(folder: Path, **options: Any) -> ModelSpec:
-    return ModelSpec(folder.name, "torch-dense", Source("path", str(folder)), options=DenseOptions(**options))
+def spec_for(folder: Path, adapter: str = "torch-dense", **options: Any) -> ModelSpec:
+    bound = adapter_of(adapter).options(**options)
+    return ModelSpec(folder.name, adapter, Source("path", str(folder)), options=bound)
+
+
+def adapter_of(name: str) -> Adapter:
+    return plugin._ADAPTERS[name]()
 
 
 def context(account: str = "cpu", static: int = 1 << 30, **more: Any) -> TransitionContext:
@@ -241,12 +264,12 @@ Loader = Callable[..., BatchEngine]
 
 @pytest.fixture
 def load() -> Iterator[Loader]:
-    """Load a folder (or a spec) on the CPU; closed when the test ends."""
+    """Load a folder (or a spec) on the CPU, with ``torch-dense`` or ``adapter``; closed when the test ends."""
     engines: list[BatchEngine] = []
 
     def make(what: Path | ModelSpec, **options: Any) -> BatchEngine:
         model = what if isinstance(what, ModelSpec) else spec_for(what, **options)
-        engine = DenseAdapter().load(model, context(), Events())
+        engine = adapter_of(model.adapter).load(model, context(), Events())
         assert isinstance(engine, BatchEngine)
         engines.append(engine)
         return engine
@@ -258,11 +281,18 @@ def load() -> Iterator[Loader]:
 
 def embed(engine: BatchEngine, texts: Sequence[str | Sequence[int]], **params: Any) -> NDArray[np.float32]:
     """Vectors of texts or token lists, (texts, dims)."""
-    items = [Item(text=each) if isinstance(each, str) else Item(token_ids=tuple(each)) for each in texts]
-    outputs = engine.run(engine.prepare(BatchRequest(Task.ENCODE, items, EncodeParams(**params))))
-    vectors = [output.dense for output in outputs if output.dense is not None]
+    vectors = [output.dense for output in encode(engine, texts, **params) if output.dense is not None]
     assert len(vectors) == len(texts)
     return np.stack(vectors)
+
+
+def encode(engine: BatchEngine, texts: Sequence[str | Sequence[int]], **params: Any) -> list[EncodeOutput]:
+    """Outputs of texts or token lists, of every type that the model gives or of ``output_types``."""
+    items = [Item(text=each) if isinstance(each, str) else Item(token_ids=tuple(each)) for each in texts]
+    wanted = EncodeParams(**{"output_types": engine.capabilities.outputs} | params)
+    outputs = engine.run(engine.prepare(BatchRequest(Task.ENCODE, items, wanted)))
+    assert len(outputs) == len(texts)
+    return [output for output in outputs if isinstance(output, EncodeOutput)]
 
 
 def edit_json(file: Path, **changes: Any) -> None:
@@ -281,7 +311,9 @@ def make() -> Any:
         modules = staticmethod(save_modules)
         spec = staticmethod(spec_for)
         context = staticmethod(context)
+        adapter = staticmethod(adapter_of)
         embed = staticmethod(embed)
+        encode = staticmethod(encode)
         edit_json = staticmethod(edit_json)
         events = Events
         reserve = AdmissionReserve

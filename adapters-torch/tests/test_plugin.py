@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from sie_adapters_torch import plugin
 from sie_adapters_torch.dense import DenseAdapter, DenseOptions
@@ -70,7 +71,8 @@ def test_registers_its_adapters() -> None:
 
     registrar = Registrar()
     plugin.register_adapters(registrar)
-    assert registrar.added == {"torch-dense": DenseAdapter}
+    assert registrar.added["torch-dense"] is DenseAdapter
+    assert all(attrs.has(adapter.options) for adapter in registrar.added.values())
     assert plugin.sie_api == 1
 
 
@@ -94,8 +96,6 @@ def test_options_refuse_values_that_cannot_be(wrong: dict[str, Any]) -> None:
 
 
 def test_unknown_options_are_refused_when_the_core_has_not_bound_them(make: Any, tiny_bert: Any) -> None:
-    import attrs
-
     model = attrs.evolve(make.spec(tiny_bert), options={"dtpye": "float16"})
     with pytest.raises(TypeError, match="dtpye"):
         DenseAdapter().describe(model)

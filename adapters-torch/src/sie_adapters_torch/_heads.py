@@ -7,7 +7,7 @@ the hidden states. Every weight of both comes from the checkpoint.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sie_core import ModelSourceInvalid
@@ -16,7 +16,7 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._weights import HeadKind, load_model
 
-__all__ = ["CheckpointHead", "load_with_head"]
+__all__ = ["CheckpointHead", "VocabularyHead", "load_masked_lm", "load_with_head"]
 
 
 class _Given(torch.nn.Module):
@@ -41,11 +41,44 @@ class CheckpointHead(torch.nn.Module):
         rest = copy.copy(model)
         rest._modules = dict(model._modules) | {model.base_model_prefix: _Given(model.base_model)}
         self.rest = rest
+        self.width = int(model.config.get_text_config().hidden_size)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states (rows, tokens, width): (rows, tokens, n), or (rows, n) where a row is classified."""
         result: torch.Tensor = self.rest(inputs_embeds=hidden, return_dict=True).logits
         return result
+
+
+class VocabularyHead(torch.nn.Module):
+    """The head of a masked language model in two steps: features, and the matrix that makes logits of them.
+
+    The matrix is most of the work, and can so be applied to a part of the vocabulary at a time. Raises ValueError for a
+    model whose logits come about in another way.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        output: Any = model.get_output_embeddings()
+        names = [name for name, module in model.named_modules() if module is output]
+        if not isinstance(output, torch.nn.Linear) or not names:
+            raise ValueError(f"{type(model).__name__} has no matrix that makes its logits")
+        head = CheckpointHead(model)
+        self.features = CheckpointHead(_without(model, names[0]))
+        self.output = output
+        with torch.inference_mode():
+            sample = torch.linspace(-1, 1, 2 * head.width).reshape(1, 2, head.width).to(output.weight.dtype)
+            whole, halves = head(sample), output(self.features(sample))
+        if whole.shape != halves.shape or not torch.equal(whole, halves):
+            raise ValueError(f"{type(model).__name__} does more to its logits than its output matrix")
+
+
+def _without(model: Any, name: str) -> Any:
+    """The model with its submodule ``name`` left out: modules of their own on the way there, the others shared."""
+    first, _, rest = name.partition(".")
+    twin = copy.copy(model)
+    inner = _without(model._modules[first], rest) if rest else torch.nn.Identity()
+    twin._modules = dict(model._modules) | {first: inner}
+    return twin
 
 
 def load_with_head(
@@ -56,6 +89,13 @@ def load_with_head(
     model: Any = whole
     if model.base_model_prefix not in model._modules:
         raise ModelSourceInvalid(f"{files.folder}: {type(model).__name__} can't be told apart from its encoder")
-    head = CheckpointHead(model).eval()
-    head.requires_grad_(False)
-    return model.base_model, head, config
+    return model.base_model, CheckpointHead(model).eval(), config
+
+
+def load_masked_lm(files: ModelFiles, options: LoadOptions) -> tuple[torch.nn.Module, VocabularyHead, Any]:
+    """A masked language model's encoder, head and configuration, on the CPU. Raises LoadError."""
+    model, config = load_model(files, options, "masked_lm")
+    try:
+        return cast(Any, model).base_model, VocabularyHead(model).eval(), config
+    except ValueError as error:
+        raise ModelSourceInvalid(f"{files.folder}: {error}") from error

@@ -8,14 +8,20 @@ from typing import Any, Literal, TypeVar
 from attrs import Attribute, field, fields, frozen, validators
 from sie_core import ModelSpec
 
-__all__ = ["DenseOptions", "LoadOptions", "TextOptions", "options_of"]
+__all__ = [
+    "DenseOptions",
+    "LoadOptions",
+    "SparseOptions",
+    "TextOptions",
+    "options_of",
+]
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Pooling = Literal["mean", "cls", "last_token"]
 
 
-def _not_negative(_: Any, attribute: Attribute[Any], value: int) -> None:
-    if value < 0:
+def _not_negative(_: Any, attribute: Attribute[Any], value: float) -> None:
+    if not value >= 0:
         raise ValueError(f"{attribute.name} must not be negative, and is {value}")
 
 
@@ -81,6 +87,26 @@ class DenseOptions(TextOptions):
     def _sizes(self, _: Any, sizes: tuple[int, ...] | None) -> None:
         if any(size <= 0 for size in sizes or ()):
             raise ValueError("matryoshka sizes must be larger than 0")
+
+
+@frozen(kw_only=True)
+class SparseOptions(TextOptions):
+    """Options of ``torch-sparse``."""
+
+    top_k: int | None = _option(None, "Weights that a vector has at most, the largest. Not set: all.", _positive)
+    threshold: float = _option(0.0, "Only weights above it are kept.", _not_negative)
+    pooling: Literal["max", "sum"] | None = _option(
+        None,
+        "How a text's tokens become one vector. Not set: what the sentence-transformers files beside the model say; "
+        "without such files the maximum.",
+        validators.in_((None, "max", "sum")),
+    )
+    activation: Literal["relu", "log1p_relu"] | None = _option(
+        None,
+        "relu: log(1 + relu(x)), as SPLADE has it; log1p_relu: that once more, as OpenSearch's models have it. "
+        "Not set: as for pooling; without such files relu.",
+        validators.in_((None, "relu", "log1p_relu")),
+    )
 
 
 T = TypeVar("T")

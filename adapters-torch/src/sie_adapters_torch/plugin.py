@@ -22,6 +22,7 @@ from sie_core import (
 
 from sie_adapters_torch._adapter import TorchAdapter
 from sie_adapters_torch.dense import DenseAdapter
+from sie_adapters_torch.sparse import SparseAdapter
 
 __all__ = [
     "admission_reserve",
@@ -34,7 +35,10 @@ __all__ = [
 
 sie_api = 1
 
-_ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {"torch-dense": DenseAdapter}
+_ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
+    "torch-dense": DenseAdapter,
+    "torch-sparse": SparseAdapter,
+}
 
 
 @hookimpl
