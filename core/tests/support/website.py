@@ -60,6 +60,11 @@ MODELS: dict[str, FakeOptions] = {
     "other-half": FakeOptions(weights_bytes=140 * MIB, salt="other", offload_s=0.02, restore_s=0.02),
     "greedy": FakeOptions(weights_bytes=4 * MIB, realised=1.5, figures={"pool_bytes": 4096, "share": 0.25}),
     "third": FakeOptions(weights_bytes=30 * MIB, freed=0.33),
+    "ranker": FakeOptions(tasks=("score",), max_length=16, non_finite=("bad",), max_loras=1),
+    "late": FakeOptions(tasks=("encode", "score"), outputs=("multivector",), compares="multivector", max_length=16),
+    "finder": FakeOptions(tasks=("extract",), non_finite=("bad",)),
+    "tagger": FakeOptions(tasks=("extract",), labels=("fox", "owl"), inputs=("text", "image")),
+    "looker": FakeOptions(inputs=("text", "image"), matryoshka=(4,)),
 }
 
 TALKERS: dict[str, FakeOptions] = {

@@ -63,6 +63,14 @@ class ServerConfig:
     max_body_bytes: ByteSize = option(34 * _MIB, help="Largest request body.", check=at_least(_KIB, " bytes"))
     max_item_bytes: ByteSize = option(2 * _MIB, help="Largest text of one item.", check=at_least(1, " byte"))
     max_items: int = option(2048, help="Most items in a request.", check=at_least(1))
+    max_image_bytes: ByteSize = option(20 * _MIB, help="Largest image file.", check=at_least(1, " byte"))
+    max_image_pixels: int = option(
+        40_000_000, help="Most pixels of an image, whatever the size of its file.", check=at_least(1)
+    )
+    max_images: int = option(256, help="Most images in a request.", check=at_least(0))
+    allow_image_urls: bool = option(
+        False, help="Fetch images that requests name by http or https addresses; only from the open internet."
+    )
     drain_s: float = option(
         30.0, help="Seconds that running requests have to finish when the server stops.", check=between(0, 86_400)
     )

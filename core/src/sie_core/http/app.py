@@ -19,7 +19,8 @@ from sie_core.http.errors import Dialect, render
 from sie_core.http.exchange import ClientGone, Exchange, Patrols
 from sie_core.http.limits import Limits
 from sie_core.http.patrol import Patrol
-from sie_core.http.routes import admin, encode, generation, models, openai, ops, status
+from sie_core.http.remote import RemoteImages
+from sie_core.http.routes import admin, cohere, encode, generation, models, openai, ops, status, tasks
 from sie_core.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ CLIENT_GONE: Final = 499
 """Stands for the status in metrics where nobody was left to answer."""
 LAST_ANSWER_S: Final = 2.0
 """A client whose WebSocket was refused has so long to take the answer."""
-_OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions", "/v1/rerank", "/rerank", "/v2/")
+_OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions")
+_COHERE_PATHS = ("/v1/rerank", "/rerank", "/v2/")
 _NATIVE_PATHS = ("/v1/encode/", "/v1/score/", "/v1/extract/", "/v1/generate/", "/v1/status", "/v1/admin", "/ws/")
 
 
@@ -59,10 +61,18 @@ def create_app(
     site = Site(
         service=service,
         limits=Limits(
-            settings.max_body_bytes, settings.max_item_bytes, settings.max_items, body_timeout_s, stall_timeout_s
+            settings.max_body_bytes,
+            settings.max_item_bytes,
+            settings.max_items,
+            body_timeout_s,
+            stall_timeout_s,
+            settings.max_image_bytes,
+            settings.max_image_pixels,
+            settings.max_images,
         ),
         telemetry=telemetry or Telemetry.disabled(),
         started_at=time.time(),
+        remote=RemoteImages() if settings.allow_image_urls else None,
     )
     extra = plugins.routes() if plugins is not None else ()
     return Application(site, KeyRing(settings.api_keys), [*_routes(site), *extra])
@@ -77,7 +87,13 @@ def _routes(site: Site) -> list[BaseRoute]:
         route("POST", "/v1/chat/completions", generation.chat),
         route("POST", "/v1/completions", generation.completions),
         route("POST", "/v1/encode/{model:path}", encode.encode),
+        route("POST", "/v1/score/{model:path}", tasks.score),
+        route("POST", "/v1/extract/{model:path}", tasks.extract),
         route("POST", "/v1/generate/{model:path}", generation.generate),
+        route("POST", "/v1/rerank", cohere.rerank_v1),
+        route("POST", "/rerank", cohere.rerank_v1),
+        route("POST", "/v2/rerank", cohere.rerank_v2),
+        route("POST", "/v2/embed", cohere.embed),
         route("GET", "/v1/models", models.list_models),
         route("GET", "/v1/models/{model:path}", models.show_model),
         route("GET", "/v1/status", status.show_status),
@@ -203,4 +219,6 @@ def dialect_of(path: str) -> Dialect:
     """Who uses a path; paths that nobody knows are answered in both shapes."""
     if path.startswith(_OPENAI_PATHS):
         return Dialect.OPENAI
+    if path.startswith(_COHERE_PATHS):
+        return Dialect.COHERE
     return Dialect.NATIVE if path.startswith(_NATIVE_PATHS) else Dialect.BOTH

@@ -14,6 +14,7 @@ from sie_core.http.limits import Limits
 from sie_core.http.wire import Reply
 
 if TYPE_CHECKING:
+    from sie_core.http.remote import RemoteImages
     from sie_core.serving import Service
     from sie_core.telemetry import Telemetry
 
@@ -32,6 +33,8 @@ class Site:
     telemetry: Telemetry
     started_at: float
     """Wall-clock time, seconds since 1970."""
+    remote: RemoteImages | None = None
+    """Fetches images from elsewhere; ``None``: the configuration does not allow it."""
 
 
 def model_in_path(exchange: Exchange) -> str:

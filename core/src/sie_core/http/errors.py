@@ -1,7 +1,8 @@
-"""From errors to answers: one table for every error of SIE, two dialects, JSON and msgpack.
+"""From errors to answers: one table for every error of SIE, several dialects, JSON and msgpack.
 
-The native dialect answers ``{"detail": {...}}``, the OpenAI dialect ``{"error": {...}}``; paths that clients of both
-use (``/v1/models``) carry both. Everything that leaves the server as an error goes through :func:`render`.
+The native dialect answers ``{"detail": {...}}``, the OpenAI dialect ``{"error": {...}}``; those who rerank get that
+and the ``message`` outside as well, where Cohere has it; paths that clients of both use carry both
+shapes. Everything that leaves the server as an error goes through :func:`render`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ class Dialect(enum.Enum):
 
     NATIVE = "native"
     OPENAI = "openai"
+    COHERE = "cohere"
     BOTH = "both"
+
+
+_FOREIGN = frozenset({Dialect.OPENAI, Dialect.COHERE})
+"""Dialects that are JSON only, and have 429 for a full queue."""
 
 
 class HttpError(e.RequestError):
@@ -175,7 +181,7 @@ def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False) -> 
     if isinstance(error, e.InferenceError) and error.__cause__ is not None:
         _log.error("%s", message, exc_info=error.__cause__)  # What an engine raised would be seen by its client only.
     detail = {"code": rule.code or getattr(error, "code", "INTERNAL_ERROR"), "message": message, **_details(error)}
-    status = rule.openai_status or rule.status if dialect is Dialect.OPENAI else rule.status
+    status = rule.openai_status or rule.status if dialect in _FOREIGN else rule.status
     if not rule.retry:
         headers.append((b"x-should-retry", b"false"))
     elif status in (429, 503):
@@ -183,7 +189,7 @@ def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False) -> 
     if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     body = _body(detail, status, dialect)
-    return pack(body, status=status, headers=tuple(headers), msgpack=msgpack and dialect is not Dialect.OPENAI)
+    return pack(body, status=status, headers=tuple(headers), msgpack=msgpack and dialect not in _FOREIGN)
 
 
 def _translate(error: BaseException) -> BaseException:
@@ -234,4 +240,6 @@ def _body(detail: dict[str, Any], status: int, dialect: Dialect) -> dict[str, An
         return {"detail": detail}
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {**detail, "type": kind, "param": detail.get("param")}
+    if dialect is Dialect.COHERE:
+        return {"message": detail["message"], "error": error}
     return {"error": error} if dialect is Dialect.OPENAI else {"error": error, "detail": detail}

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final
 
 from sie_core.errors import InvalidInput
-from sie_core.http.inputs import kind_of, shown
+from sie_core.http.checks import kind_of, shown
 
 __all__ = ["CHAT", "COMPLETION", "NATIVE", "SAMPLING", "Check", "a_text", "an_object"]
 

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
+from sie_core.http.checks import check_lora, kind_of, shown
 from sie_core.http.fields import CHAT, COMPLETION, NATIVE, SAMPLING, a_text, an_object
-from sie_core.http.inputs import check_lora, kind_of, shown
 from sie_core.http.limits import Limits
 from sie_core.types import GenerateRequest
 

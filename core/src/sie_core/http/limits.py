@@ -23,13 +23,17 @@ _from_msgpack = msgspec.msgpack.Decoder().decode
 @frozen
 class Limits:
     """Sizes in bytes, times in seconds. ``body_s``: how long a client may take to send its body; ``stall_s``: how long
-    it may take nothing of its answer."""
+    it may take nothing of its answer. ``images``: how many a request may hold, ``image_pixels``: how large one may be.
+    """
 
     body_bytes: int
     item_bytes: int
     items: int
     body_s: float
     stall_s: float = 120.0
+    image_bytes: int = 20 * 1024 * 1024
+    image_pixels: int = 40_000_000
+    images: int = 256
 
 
 async def read_body(exchange: Exchange, limits: Limits) -> bytes:

@@ -5,72 +5,105 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from sie_core.errors import Unsupported
+from sie_core.errors import InvalidInput, Unsupported
 from sie_core.http.wire import msgpack_array
 from sie_core.types import EncodeOutput, Item, SparseVector
 
-__all__ = ["convert", "native_items", "openai_data"]
+__all__ = ["Pace", "Ranges", "convert", "native_items", "not_given", "openai_data"]
+
+Ranges: TypeAlias = NDArray[np.float32]
+"""float32 (2, dims): the smallest and the largest number of each dimension."""
 
 _CHUNK: Final = 16_384
 """Numbers turned into JSON between two turns of the event loop (well under a millisecond)."""
+_LARGEST_HALF: Final = 65_504.0
 
 
-def convert(array: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+def convert(array: NDArray[np.float32], dtype: str, ranges: Ranges | None = None) -> NDArray[Any]:
     """An array of floats in another dtype, shape (..., dims).
 
     ``binary`` and ``ubinary`` pack the signs of eight numbers into one byte (the first number is the highest bit), as
-    int8 and uint8. ``int8`` scales each vector so that its largest number is 127, which keeps cosine similarity and
-    gives up the length; ``uint8`` is the same shifted by 128.
+    int8 and uint8. ``int8`` and ``uint8`` cut each dimension's range into 256 steps where ``ranges`` says what it is,
+    as sentence-transformers does. Without, ``int8`` scales each vector so that its largest number is 127, which keeps
+    cosine similarity and gives up the length; ``uint8`` is the same shifted by 128.
+
+    Raises:
+        InvalidInput: ``ranges`` are for vectors of another size.
     """
     if dtype in ("float32", "float16"):
-        return array.astype(np.dtype(dtype).newbyteorder("<"), copy=False)
+        whole: NDArray[Any] = array if dtype == "float32" else np.clip(array, -_LARGEST_HALF, _LARGEST_HALF)
+        floats: NDArray[Any] = whole.astype(np.dtype(dtype).newbyteorder("<"), copy=False)
+        return floats
     if dtype in ("binary", "ubinary"):
         packed = np.packbits(array > 0, axis=-1)
         return packed if dtype == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
+    if ranges is not None:
+        return _stepped(array, dtype, ranges)
+    if not array.size:
+        return array.astype(dtype)
     largest = np.abs(array).max(axis=-1, keepdims=True)
     scaled = np.rint(array * (127.0 / np.where(largest > 0, largest, 1.0)))
     return scaled.astype(np.int8) if dtype == "int8" else (scaled + 128).astype(np.uint8)
 
 
+def _stepped(array: NDArray[np.float32], dtype: str, ranges: Ranges) -> NDArray[Any]:
+    if ranges.shape[-1] != array.shape[-1]:
+        message = f"'ranges' are for {ranges.shape[-1]} dimensions, and the vectors have {array.shape[-1]}"
+        raise InvalidInput(message, param="ranges")
+    starts = ranges[0]
+    steps = (ranges[1] - starts) / 255
+    steps[steps == 0] = 1.0
+    stepped: NDArray[Any] = np.clip(np.floor((array - starts) / steps), 0, 255)
+    return stepped.astype(np.uint8) if dtype == "uint8" else (stepped - 128).astype(np.int8)
+
+
 async def native_items(
-    items: Sequence[Item], outputs: Sequence[EncodeOutput], wanted: Sequence[str], dtype: str, *, msgpack: bool
+    items: Sequence[Item],
+    outputs: Sequence[EncodeOutput],
+    wanted: Sequence[str],
+    dtype: str,
+    *,
+    msgpack: bool,
+    ranges: Ranges | None = None,
 ) -> list[Any]:
     """One entry an item, in order, ready to be packed. Lets the event loop turn now and then, as ``openai_data`` does.
 
-    Raises Unsupported when the model did not give an output that was asked for.
+    Raises:
+        Unsupported: the model did not give an output that was asked for.
+        InvalidInput: ``ranges`` do not go with its vectors.
     """
     entries: list[Any] = []
-    pace = _Pace()
+    pace = Pace()
     for item, output in zip(items, outputs, strict=True):
         entry: dict[str, Any] = {} if item.id is None else {"id": item.id}
         for name in wanted:
             value = getattr(output, name)
             if value is None:
-                raise _not_given(name, output)
+                raise not_given(name, output)
             if name == "sparse":
                 entry[name] = _sparse(value, dtype, msgpack=msgpack)
                 await pace.after(value.values.size)
             else:
-                entry[name] = _dense(value, dtype, msgpack=msgpack)
+                entry[name] = _dense(value, dtype, ranges, msgpack=msgpack)
                 await pace.after(value.size)
         entries.append(entry if msgpack else orjson.Fragment(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)))
     return entries
 
 
-def _dense(value: NDArray[np.float32], dtype: str, *, msgpack: bool) -> dict[str, Any]:
+def _dense(value: NDArray[np.float32], dtype: str, ranges: Ranges | None, *, msgpack: bool) -> dict[str, Any]:
     """A vector, or the matrix of a multivector."""
-    return {"dims": value.shape[-1], "dtype": dtype, "values": _wrap(convert(value, dtype), msgpack=msgpack)}
+    return {"dims": value.shape[-1], "dtype": dtype, "values": _wrap(convert(value, dtype, ranges), msgpack=msgpack)}
 
 
 def _sparse(value: SparseVector, dtype: str, *, msgpack: bool) -> dict[str, Any]:
-    """Sparse weights come as floats only: their indices would not survive a packed dtype."""
-    values = convert(value.values, "float16" if dtype == "float16" else "float32")
+    """Sparse weights come as floats only; whoever asks for another dtype has been refused."""
+    values = convert(value.values, dtype)
     indices = value.indices.astype("<i4", copy=False)
     return {
         "dtype": values.dtype.name,
@@ -83,13 +116,14 @@ def _wrap(array: NDArray[Any], *, msgpack: bool) -> Any:
     return msgpack_array(array) if msgpack else np.ascontiguousarray(array)
 
 
-def _not_given(name: str, output: EncodeOutput) -> Unsupported:
+def not_given(name: str, output: EncodeOutput) -> Unsupported:
+    """The error for an output that was asked for and is not there."""
     there = [kind for kind in ("dense", "sparse", "multivector") if getattr(output, kind) is not None]
     message = f"this model gives no {name} output; it gives {', '.join(there)}"
     return Unsupported(message, supported=there, param="output_types")
 
 
-class _Pace:
+class Pace:
     """Counts numbers, and yields to the event loop after every ``_CHUNK`` of them."""
 
     __slots__ = ("_left",)
@@ -98,6 +132,7 @@ class _Pace:
         self._left = _CHUNK
 
     async def after(self, numbers: int) -> None:
+        """So many numbers were written."""
         self._left -= numbers
         if self._left <= 0:
             self._left = _CHUNK
@@ -107,11 +142,11 @@ class _Pace:
 async def openai_data(outputs: Sequence[EncodeOutput], *, as_base64: bool) -> bytes:
     """The ``data`` list, serialised. Lets the event loop turn now and then: a large answer stops nobody else."""
     parts: list[bytes] = []
-    pace = _Pace()
+    pace = Pace()
     for index, output in enumerate(outputs):
         vector = output.dense
         if vector is None:
-            raise _not_given("dense", output)
+            raise not_given("dense", output)
         if as_base64:
             text = base64.b64encode(np.ascontiguousarray(vector, "<f4").data)
             parts.append(b'{"object":"embedding","index":%d,"embedding":"%b"}' % (index, text))

@@ -21,10 +21,16 @@ async def encode(site: Site, exchange: Exchange) -> Reply:
     request = parse_encode(body, site.limits)
     model = model_in_path(exchange)
     with Watched(exchange):
-        result = await site.service.encode(model, request.items, request.params)
+        items, _ = await request.pictures.complete(request.items, None, site.remote)
+        result = await site.service.encode(model, items, request.params)
     msgpack = exchange.wants_msgpack
     entries = await native_items(
-        request.items, result.outputs, request.params.output_types, request.dtype, msgpack=msgpack
+        request.items,
+        result.outputs,
+        request.params.output_types,
+        request.dtype,
+        msgpack=msgpack,
+        ranges=request.ranges,
     )
     answer = {
         "model": result.model,

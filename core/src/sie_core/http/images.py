@@ -1,0 +1,168 @@
+"""Images in requests: bytes, base64, data URLs and, where the configuration allows it, addresses to fetch.
+
+Nothing is decoded here: that is the adapter's. What an image costs to decode is read from its header.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve, frozen
+
+from sie_core.errors import BodyTooLarge, InvalidInput
+from sie_core.http.checks import kind_of
+from sie_core.http.limits import Limits
+from sie_core.http.pixels import Truncated, size_of
+from sie_core.types import Item
+
+if TYPE_CHECKING:
+    from sie_core.http.remote import RemoteImages
+
+__all__ = ["Pictures"]
+
+_WANTED: Final = (
+    "an image must be {data: bytes, format: ...}, in JSON with the bytes as base64, or a data URL such as "
+    "data:image/png;base64,..."
+)
+_SUM: Final = 8
+"""The images of a request may have so many times the pixels of the largest one together."""
+
+
+@frozen
+class _Elsewhere:
+    """An image that is still to be fetched: the ``place``-th of an item (``None``: of the query)."""
+
+    index: int | None
+    place: int
+    url: str
+    param: str
+
+
+class Pictures:
+    """The images of one request, counted and measured as they are read."""
+
+    __slots__ = ("_count", "_elsewhere", "_limits", "_pixels")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._count = 0
+        self._pixels = 0
+        self._elsewhere: list[_Elsewhere] | None = None
+
+    def read_all(self, value: Any, index: int | None, param: str) -> tuple[bytes, ...]:
+        """The images of one item; nothing yet for those that are to be fetched.
+
+        Raises:
+            InvalidInput, BodyTooLarge: with the index.
+        """
+        if not isinstance(value, list):
+            raise InvalidInput("'images' must be a list", index=index, param=param)
+        self._count += len(value)
+        if self._count > self._limits.images:
+            message = f"a request may hold {self._limits.images} images at most (server.max_images): split it"
+            raise InvalidInput(message, index=index, param=param)
+        return tuple(self._read(image, place, index, param) for place, image in enumerate(value))
+
+    def _read(self, image: Any, place: int, index: int | None, param: str) -> bytes:
+        data = _data_of(image)
+        if isinstance(data, str):
+            start = data[:8].lower()
+            if start.startswith(("http://", "https://")):
+                self._elsewhere = self._elsewhere or []
+                self._elsewhere.append(_Elsewhere(index, place, data, param))
+                return b""
+            data = _decoded(data, index, param)
+        if not isinstance(data, bytes) or not data:
+            raise InvalidInput(f"{_WANTED}; this one is {kind_of(image)}", index=index, param=param)
+        self._measure(data, index, param)
+        return data
+
+    def _measure(self, data: bytes, index: int | None, param: str) -> None:
+        limits = self._limits
+        if len(data) > limits.image_bytes:
+            message = f"the image has {len(data)} bytes, and {limits.image_bytes} is the most (server.max_image_bytes)"
+            raise BodyTooLarge(message, size=len(data), limit=limits.image_bytes, index=index)
+        try:
+            size = size_of(data)
+        except Truncated:
+            raise InvalidInput("the image is truncated: it ends within its header", index=index, param=param) from None
+        if size is None:
+            return
+        pixels = size[0] * size[1]
+        if pixels == 0:
+            raise InvalidInput("the image has no pixels", index=index, param=param)
+        if pixels > limits.image_pixels:
+            message = (
+                f"the image has {size[0]} x {size[1]} pixels, and {limits.image_pixels} is the most "
+                "(server.max_image_pixels)"
+            )
+            raise InvalidInput(message, index=index, param=param)
+        self._pixels += pixels
+        if self._pixels > _SUM * limits.image_pixels:
+            message = f"the images of a request may have {_SUM * limits.image_pixels} pixels together: split it"
+            raise InvalidInput(message, index=index, param=param)
+
+    # --- images that are elsewhere ---------------------------------------------------------------------
+
+    async def complete(
+        self, items: Sequence[Item], query: Item | None, remote: RemoteImages | None
+    ) -> tuple[Sequence[Item], Item | None]:
+        """Fetch what is missing. ``remote=None``: the configuration does not allow it.
+
+        Raises:
+            InvalidInput, BodyTooLarge: with the index.
+        """
+        if self._elsewhere is None:
+            return items, query
+        mended = list(items)
+        for one in self._elsewhere:
+            if remote is None:
+                raise InvalidInput(
+                    "images are not fetched from elsewhere here (server.allow_image_urls): send the bytes",
+                    index=one.index,
+                    param=one.param,
+                )
+            try:
+                data = await remote.fetch(one.url, self._limits.image_bytes)
+            except (InvalidInput, BodyTooLarge) as error:
+                error.index = one.index
+                raise
+            self._measure(data, one.index, one.param)
+            if one.index is not None:
+                mended[one.index] = _with_image(mended[one.index], one.place, data)
+            elif query is not None:
+                query = _with_image(query, one.place, data)
+        return mended, query
+
+
+def _with_image(item: Item, place: int, data: bytes) -> Item:
+    return evolve(item, images=(*item.images[:place], data, *item.images[place + 1 :]))
+
+
+def _data_of(image: Any) -> Any:
+    """``{data}``, ``{url}`` and OpenAI's ``{type: image_url, image_url: {url}}``, or the bare value."""
+    if not isinstance(image, Mapping):
+        return image
+    for name in ("data", "url", "image_url"):
+        value = image.get(name)
+        if value is not None:
+            return value.get("url") if name == "image_url" and isinstance(value, Mapping) else value
+    return None
+
+
+def _decoded(text: str, index: int | None, param: str) -> bytes:
+    """The bytes of base64, bare or in a data URL. Raises InvalidInput."""
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        kind, _, coding = head[5:].lower().rpartition(";")
+        if not comma or coding.strip() != "base64" or not (kind.startswith("image/") or not kind):
+            raise InvalidInput(
+                "a data URL must be an image in base64: data:image/png;base64,...", index=index, param=param
+            )
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput("the image's base64 is broken or truncated", index=index, param=param) from None

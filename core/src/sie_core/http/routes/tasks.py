@@ -1,0 +1,79 @@
+"""``POST /v1/score/{model}`` and ``POST /v1/extract/{model}``: the native dialect, JSON or msgpack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import asdict
+
+from sie_core.http.endpoint import Site, model_in_path
+from sie_core.http.exchange import Exchange, Watched
+from sie_core.http.limits import read_object
+from sie_core.http.task_inputs import parse_extract, parse_score
+from sie_core.http.wire import Reply, pack
+from sie_core.types import Entity, ExtractOutput
+
+__all__ = ["extract", "score"]
+
+
+async def score(site: Site, exchange: Exchange) -> Reply:
+    """Score items against a query; they come back best first."""
+    request = parse_score(await read_object(exchange, site.limits), site.limits)
+    model = model_in_path(exchange)
+    with Watched(exchange):
+        items, query = await request.pictures.complete(request.items, request.query, site.remote)
+        result = await site.service.score(model, query or request.query, items, request.params)
+    scores = [output.score for output in result.outputs]
+    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+    answer = {
+        "model": result.model,
+        "scores": [
+            {"item_id": _identity(request.items[index].id, index), "score": scores[index], "rank": rank}
+            for rank, index in enumerate(order)
+        ],
+        "usage": {"input_tokens": result.tokens},
+    }
+    if request.query.id is not None:
+        answer["query_id"] = request.query.id
+    return pack(answer, msgpack=exchange.wants_msgpack)
+
+
+def _identity(given: str | None, index: int) -> str:
+    """Clients take strings only: an item without an id is known by its place."""
+    return str(index) if given is None else given
+
+
+async def extract(site: Site, exchange: Exchange) -> Reply:
+    """Find in each item what the labels or the schema name; one entry an item comes back, in order."""
+    request = parse_extract(await read_object(exchange, site.limits), site.limits)
+    model = model_in_path(exchange)
+    with Watched(exchange):
+        items, _ = await request.pictures.complete(request.items, None, site.remote)
+        result = await site.service.extract(
+            model, items, request.params, labels=request.labels, output_schema=request.output_schema
+        )
+    found = [
+        {**({} if item.id is None else {"id": item.id}), **_found(output)}
+        for item, output in zip(request.items, result.outputs, strict=True)
+    ]
+    answer = {"model": result.model, "items": found, "usage": {"input_tokens": result.tokens}}
+    return pack(answer, msgpack=exchange.wants_msgpack)
+
+
+def _found(output: ExtractOutput) -> dict[str, Any]:
+    return {
+        "entities": [_entity(entity) for entity in output.entities],
+        "relations": [asdict(relation) for relation in output.relations],
+        "classifications": [asdict(one) for one in output.classifications],
+        "objects": [{"label": one.label, "score": one.score, "bbox": list(one.bbox)} for one in output.objects],
+    }
+
+
+def _entity(entity: Entity) -> dict[str, Any]:
+    """A span of the text, or a box of the image: without the fields of the other."""
+    shown: dict[str, Any] = {"text": entity.text, "label": entity.label, "score": entity.score}
+    if entity.start is not None:
+        shown |= {"start": entity.start, "end": entity.end}
+    if entity.bbox is not None:
+        shown["bbox"] = list(entity.bbox)
+    return shown

@@ -1,0 +1,295 @@
+"""Images in requests: how they may be sent, how large they may be, and what is never fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import ipaddress
+import struct
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from sie_core import BodyTooLarge, InvalidInput
+from sie_core.http.pixels import Truncated, size_of
+from sie_core.http.remote import Address, RemoteImages, is_public
+from sie_testing import expected_vector
+from website import Start, until
+
+MSGPACK = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+
+
+def png(width: int = 1, height: int = 1) -> bytes:
+    """A whole PNG of black pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = zlib.compress(b"\0" * (width + 1) * min(height, 100))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+PIXEL = png()
+TEXT = base64.b64encode(PIXEL).decode()
+DATA_URL = f"data:image/png;base64,{TEXT}"
+VECTOR = expected_vector(hashlib.blake2b(PIXEL, digest_size=4).hexdigest()).tolist()
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        {"data": TEXT, "format": "png"},
+        {"data": TEXT},
+        {"data": DATA_URL},
+        TEXT,
+        DATA_URL,
+        f"DATA:image/png;BASE64,{TEXT}",
+        f"data:;base64,{TEXT}",
+        {"url": DATA_URL},
+        {"type": "image_url", "image_url": {"url": DATA_URL}},
+        {"type": "image_url", "image_url": DATA_URL},
+    ],
+)
+async def test_every_way_to_send_an_image(served: Start, image: Any) -> None:
+    async with served() as s:
+        response = await s.encode("looker", items=[{"images": [image]}])
+    assert response.status_code == 200, response.text
+    assert response.json()["items"][0]["dense"]["values"] == pytest.approx(VECTOR)
+
+
+async def test_bytes_in_msgpack(served: Start) -> None:
+    body = msgspec.msgpack.encode({"items": [{"images": [{"data": PIXEL, "format": "png"}]}, {"text": "hello"}]})
+    async with served() as s:
+        response = await s.http.post("/v1/encode/looker", content=body, headers=MSGPACK)
+    values = [one["dense"]["values"] for one in msgspec.msgpack.decode(response.content)["items"]]
+    assert values[0][b"data"] == expected_vector(hashlib.blake2b(PIXEL, digest_size=4).hexdigest()).tobytes()
+    assert values[1][b"data"] == expected_vector("hello").tobytes()
+
+
+BAD: list[tuple[Any, str]] = [
+    (7, "an image must be"),
+    (None, "an image must be"),
+    ({}, "an image must be"),
+    ({"data": ""}, "an image must be"),
+    ({"data": 7}, "an image must be"),
+    ({"data": [1, 2]}, "an image must be"),
+    ({"image_url": {"detail": "low"}}, "an image must be"),
+    ("not base64!", "base64 is broken"),
+    (TEXT[:-3], "base64 is broken or truncated"),
+    (f"data:image/png;base64,{TEXT[:-3]}", "base64 is broken or truncated"),
+    ("data:image/png;base64", "a data URL must be"),
+    (f"data:image/png,{TEXT}", "a data URL must be"),
+    (f"data:text/html;base64,{TEXT}", "a data URL must be"),
+    (base64.b64encode(PIXEL[:20]).decode(), "truncated"),
+    (base64.b64encode(b"\xff\xd8\xff\xe0").decode(), "truncated"),
+    (base64.b64encode(png(0, 1)).decode(), "no pixels"),
+    (base64.b64encode(png(100_000, 100_000)).decode(), "100000 x 100000 pixels"),
+    ("ftp://example.org/a.png", "base64 is broken"),
+    ("file:///etc/passwd", "base64 is broken"),
+]
+
+
+@pytest.mark.parametrize(("image", "message"), BAD)
+async def test_bad_images_are_named(served: Start, image: Any, message: str) -> None:
+    async with served() as s:
+        response = await s.encode("looker", items=[{"text": "fine"}, {"images": [DATA_URL, image]}])
+        after = await s.encode("looker", items=[{"images": [DATA_URL]}])
+    detail = response.json()["detail"]
+    assert response.status_code == 400, detail
+    assert (detail["param"], detail["index"]) == ("items", 1)
+    assert message in detail["message"]
+    assert after.status_code == 200
+
+
+async def test_limits_of_images(served: Start) -> None:
+    big = base64.b64encode(PIXEL + bytes(2000)).decode()
+    wide = base64.b64encode(png(60, 60)).decode()
+    async with served(max_image_bytes=1000, max_images=12, max_image_pixels=4000, max_item_bytes=10) as s:
+        bytes_ = await s.encode("looker", items=[{"text": "fine"}, {"images": [big]}])
+        count = await s.encode("looker", items=[{"images": [TEXT] * 6}, {"images": [TEXT] * 7}])
+        fits = await s.encode("looker", items=[{"images": [TEXT] * 6}, {"images": [TEXT] * 6}])
+        pixels = await s.encode("looker", items=[{"images": [wide]} for _ in range(9)])
+    assert (bytes_.status_code, bytes_.json()["detail"]["index"]) == (413, 1)
+    assert "server.max_image_bytes" in bytes_.json()["detail"]["message"]
+    assert (count.status_code, count.json()["detail"]["index"]) == (400, 1)
+    assert (pixels.status_code, pixels.json()["detail"]["index"]) == (400, 8)
+    assert fits.status_code == 200
+
+
+async def test_a_model_without_eyes_says_so(served: Start) -> None:
+    async with served() as s:
+        response = await s.encode("mini", items=[{"text": "fine"}, {"images": [DATA_URL]}])
+    assert response.status_code == 400
+    assert response.json()["detail"]["index"] == 1
+    assert response.json()["detail"]["supported"] == ["text"]
+
+
+# --- how large is it -----------------------------------------------------------------------------------
+
+WEBP = b"RIFF\x00\x00\x00\x00WEBP"
+SIZES: list[tuple[bytes, tuple[int, int] | None]] = [
+    (png(640, 480), (640, 480)),
+    (b"GIF89a" + struct.pack("<HH", 3, 5) + bytes(3), (3, 5)),
+    (b"BM" + bytes(12) + struct.pack("<Iii", 40, 7, -9), (7, 9)),
+    (b"BM" + bytes(12) + struct.pack("<IHH", 12, 7, 9), (7, 9)),
+    (WEBP + b"VP8 " + bytes(10) + struct.pack("<HH", 16 | 0x4000, 32), (16, 32)),
+    (WEBP + b"VP8L" + bytes(5) + struct.pack("<I", (99) | (49 << 14)), (100, 50)),
+    (WEBP + b"VP8X" + bytes(8) + b"\x63\x00\x00\x31\x00\x00", (100, 50)),
+    (b"\xff\xd8\xff\xe0\x00\x04ab" + b"\xff\xff\xc2\x00\x11\x08" + struct.pack(">HH", 20, 30), (30, 20)),
+    (b"II*\0" + struct.pack("<IHHHIHHHHIHH", 8, 2, 256, 3, 1, 70, 0, 257, 4, 1, 80, 0)[:-2] + bytes(2), (70, 80)),
+    (b"some other format", None),
+    (b"", None),
+]
+
+
+@pytest.mark.parametrize(("data", "size"), SIZES)
+def test_sizes_are_read_from_headers(data: bytes, size: tuple[int, int] | None) -> None:
+    assert size_of(data) == size
+
+
+@pytest.mark.parametrize("data", [data for data, size in SIZES if size is not None])
+def test_every_cut_of_a_header_is_truncated_or_no_format(data: bytes) -> None:
+    whole = size_of(data)
+    for length in range(len(data)):
+        try:
+            found = size_of(data[:length])
+        except Truncated:
+            continue
+        assert found in (None, whole) or data.startswith(b"II"), length
+
+
+def test_a_file_made_of_segments_ends_the_search() -> None:
+    with pytest.raises(Truncated):
+        size_of(b"\xff\xd8" + b"\xff\x01" * 2_000_000)
+
+
+# --- images that are elsewhere -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["http://example.org/a.png", "HTTPS://example.org/a.png"])
+async def test_nothing_is_fetched_unless_it_is_allowed(served: Start, url: str) -> None:
+    async with served() as s:
+        response = await s.encode("looker", items=[{"text": "fine"}, {"images": [{"url": url}]}])
+        scored = await s.http.post("/v2/embed", json={"model": "looker", "images": [url]})
+    detail = response.json()["detail"]
+    assert (response.status_code, detail["index"]) == (400, 1)
+    assert "server.allow_image_urls" in detail["message"]
+    assert scored.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "[::]", "10.0.0.1", "192.168.1.1", "172.16.0.1"),
+        *("169.254.169.254", "[fe80::1]", "[fd00::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"),
+        *("100.64.0.1", "224.0.0.1", "255.255.255.255", "2130706433", "0x7f.1", "127.1"),
+    ],
+)
+async def test_no_address_of_the_inside_is_asked_even_where_fetching_is_allowed(served: Start, host: str) -> None:
+    async with served(allow_image_urls=True) as s:
+        response = await s.encode("looker", items=[{"images": [{"url": f"http://{host}:9/a.png"}]}])
+    detail = response.json()["detail"]
+    assert (response.status_code, detail["index"]) == (400, 0)
+    assert "not on the open internet" in detail["message"]
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [("93.184.216.34", True), ("2606:4700::1111", True), ("::ffff:8.8.8.8", True), ("2001:0:4136:e378::", False)],
+)
+def test_which_addresses_are_public(address: str, public: bool) -> None:
+    assert is_public(ipaddress.ip_address(address)) is public
+
+
+@asynccontextmanager
+async def answering(*answers: bytes, silent: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that answers each connection with the next of ``answers``, and keeps what it was asked."""
+    asked: list[bytes] = []
+    over, at_work = asyncio.Event(), 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal at_work
+        at_work += 1
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if silent:
+            await over.wait()
+        writer.write(answers[min(len(asked), len(answers)) - 1])
+        writer.close()
+        at_work -= 1
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://pictures.test:{server.sockets[0].getsockname()[1]}", asked
+        over.set()
+        await until(lambda: not at_work)
+
+
+async def home(host: str, port: int) -> Sequence[Address]:
+    return [ipaddress.ip_address("127.0.0.1" if host == "pictures.test" else "10.0.0.9")]
+
+
+def anywhere(address: Address) -> bool:
+    return str(address) == "127.0.0.1"
+
+
+def whole(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+async def test_an_image_is_fetched_from_the_address_that_was_checked() -> None:
+    async with answering(whole(PIXEL)) as (url, asked):
+        data = await RemoteImages(permits=anywhere, resolve=home).fetch(f"{url}/a.png?x=1", 1000)
+    assert data == PIXEL
+    assert asked[0].startswith(b"GET /a.png?x=1 HTTP/1.1\r\n")
+    assert b"host: pictures.test:" in asked[0].lower()
+
+
+async def test_redirects_are_followed_a_few_times_and_checked_like_the_first_address() -> None:
+    remote = RemoteImages(permits=anywhere, resolve=home)
+    moved = whole(b"", "302 Found", "location: /b.png\r\n")
+    async with answering(moved, whole(PIXEL)) as (url, asked):
+        assert await remote.fetch(f"{url}/a.png", 1000) == PIXEL
+        assert asked[1].startswith(b"GET /b.png ")
+    async with answering(moved) as (url, asked):
+        with pytest.raises(InvalidInput, match="redirected more than 3 times"):
+            await remote.fetch(url, 1000)
+        assert len(asked) == 4
+    for target in ("http://inside.test/x", "http://10.0.0.1/x", "file:///etc/passwd", "http://a:b@pictures.test/"):
+        async with answering(whole(b"", "302 Found", f"location: {target}\r\n")) as (url, asked):
+            with pytest.raises(InvalidInput):
+                await remote.fetch(url, 1000)
+            assert len(asked) == 1
+
+
+async def test_what_is_too_large_or_too_slow_or_not_there() -> None:
+    remote = RemoteImages(permits=anywhere, resolve=home, timeout_s=0.3)
+    async with answering(whole(bytes(2000))) as (url, _):
+        with pytest.raises(BodyTooLarge, match="more than 1000 bytes"):
+            await remote.fetch(url, 1000)
+    async with answering(whole(PIXEL), silent=True) as (url, _):
+        with pytest.raises(InvalidInput, match=r"within 0\.3 s"):
+            await remote.fetch(url, 1000)
+    async with answering(whole(b"", "404 Not Found")) as (url, _):
+        with pytest.raises(InvalidInput, match="answered 404"):
+            await remote.fetch(url, 1000)
+    async with answering(b"nonsense\r\n\r\n") as (url, _):
+        with pytest.raises(InvalidInput, match="can't be fetched"):
+            await remote.fetch(url, 1000)
+    for bad in ("http://", "http://[", "http://" + "a" * 5000, "http://pictures.test:0/"):
+        with pytest.raises(InvalidInput):
+            await remote.fetch(bad, 1000)
+
+
+async def test_fetched_images_take_the_place_of_their_addresses(served: Start) -> None:
+    async with answering(whole(PIXEL)) as (url, _), served(allow_image_urls=True) as s:
+        site = s.app._site
+        object.__setattr__(site, "remote", RemoteImages(permits=anywhere, resolve=home))
+        response = await s.encode("looker", items=[{"text": "hello"}, {"images": [DATA_URL, {"url": url}]}])
+        alone = await s.encode("looker", items=[{"images": [DATA_URL, DATA_URL]}])
+    assert response.status_code == 200, response.text
+    assert response.json()["items"][1] == alone.json()["items"][0]
