@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from sie_adapters_sglang._costs import Graphs, default_costs
-from sie_adapters_sglang._hicache import HOST_RESERVE, PoolTerms, PoolWish, parked_bytes, size_pool
+from sie_adapters_sglang._hicache import HOST_RESERVE, HostPool, PoolTerms, PoolWish, parked_bytes, size_pool
 from sie_adapters_sglang._sizing import Demand, Launch, promise, reserve, size_launch
-from sie_core import DeviceGrant, DeviceView, ResourceExhausted, format_bytes
+from sie_core import DeviceGrant, DeviceView, ResourceExhausted, format_bytes, parse_bytes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sglang-memory.md"
 MIB, GIB = 2**20, 2**30
@@ -17,14 +18,15 @@ VERSION = (0, 5, 23)
 
 # The worked example: a card of 24 GiB with two encoders, and a model of 3B parameters in half precision.
 CARD = 24 * GIB
-HELD, PROMISED = 3584 * MIB, 1536 * MIB
+HELD, PROMISED, RESERVE = 3584 * MIB, 1024 * MIB, 512 * MIB
+RAM, FLOOR, TIER, POOL_GB = 64 * GIB, 2 * GIB, 16 * GIB, 8
 COSTS = default_costs(VERSION, CARD, "cuda", graphs=Graphs(chunked_prefill=2048))
 CHAT = Demand(name="chat", weights_bytes=6 * GIB, kv_bytes_per_token=28 * 8 * 128 * 2 * 2, headroom_bytes=4 * GIB)
 
 
 def launch() -> Launch:
     free = CARD - HELD
-    view = DeviceView("cuda:0", "cuda", CARD, free, free - PROMISED, PROMISED)
+    view = DeviceView("cuda:0", "cuda", CARD, free, free - PROMISED - RESERVE, PROMISED)
     need = reserve(CHAT, COSTS, [view]).ranks[0]
     spare = view.available - need.context_bytes - need.headroom_bytes
     assert need.min_bytes <= spare
@@ -41,10 +43,11 @@ def device_table() -> str:
         ("the process itself", "c", COSTS.context),
         ("graphs, workspaces, activations", "g", COSTS.beside),
         ("`runtime_headroom`", "h", CHAT.headroom_bytes),
+        ("`memory.device_reserve`", "r", RESERVE),
         (
             "left for weights and KV cache",
-            "free - c - x - h - g",
-            free - COSTS.context - PROMISED - COSTS.beside - 4 * GIB,
+            "free - c - x - h - g - r",
+            free - COSTS.context - PROMISED - COSTS.beside - 4 * GIB - RESERVE,
         ),
         ("what `--mem-fraction-static` comes to", f"{sized.fraction:.3f} × (free - c)", sized.static_bytes),
         ("of it, KV cache", "less 6.0 GiB of weights", sized.static_bytes - CHAT.weights_bytes),
@@ -90,15 +93,22 @@ def pool_table() -> str:
     return "\n".join(lines)
 
 
+def host_pool() -> HostPool:
+    return size_pool(PoolWish(size_gb=POOL_GB), pool_terms(VERSION, 1))
+
+
+def host_need() -> int:
+    return FLOOR + HOST_RESERVE + host_pool().booked_bytes + TIER
+
+
 def host_table() -> str:
-    pool = size_pool(PoolWish(size_gb=8), pool_terms(VERSION, 1))
-    tier = 16 * GIB
+    pool = host_pool()
     rows = [
-        ("`memory.host_floor`", 2 * GIB),
+        ("`memory.host_floor`", FLOOR),
         ("SGLang's own reserve", HOST_RESERVE),
         ("the HiCache pool, `hicache_size: 8` and a page", pool.booked_bytes),
-        ("`memory.host_cache_bytes`: weights of the engine, twice, and of two encoders", tier),
-        ("needed in all", 2 * GIB + HOST_RESERVE + pool.booked_bytes + tier),
+        ("`memory.host_cache_bytes`: weights of the engine, twice, and of two encoders", TIER),
+        ("needed in all", host_need()),
         ("the engine's charge while it is parked: weights and pool", parked_bytes(CHAT.weights_bytes, pool)),
     ]
     return "\n".join(["| | bytes |", "|---|---|", *(f"| {what} | {format_bytes(nbytes)} |" for what, nbytes in rows)])
@@ -122,3 +132,34 @@ def test_the_text_has_the_same_figures() -> None:
     share = 1 - (PROMISED + CHAT.headroom_bytes) / (CARD - HELD)
     over = promise(COSTS.context, int(share * (CARD - HELD - COSTS.context)), COSTS.beside, 4 * GIB) + PROMISED
     assert re.search(rf"{share:.3f}.*{re.escape(format_bytes(over - (CARD - HELD)))}", page, re.DOTALL)
+
+
+def test_the_steps_count_as_the_code_does() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    requests, length = 8, 4096
+    nbytes = format_bytes(requests * length * CHAT.kv_bytes_per_token)
+    told = re.search(r"(\d+) requests of ([\d,]+)\s+tokens are ([\d,]+) tokens, .*? are ([\d.]+ GiB)", page, re.DOTALL)
+    assert told
+    assert told.groups() == (str(requests), f"{length:,}", f"{requests * length:,}", nbytes)
+
+
+def test_the_configuration_is_that_of_the_tables(tmp_path: Path) -> None:
+    """And what it leaves of the machine is what the text says."""
+    page = PAGE.read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    config = yaml.safe_load(text)
+    memory, chat = config["memory"], config["models"][0]
+    sizes = [memory[name] for name in ("host_cache_bytes", "host_floor", "device_reserve")]
+    assert [parse_bytes(size) for size in sizes] == [TIER, FLOOR, RESERVE]
+    assert parse_bytes(chat["runtime_headroom"]) == CHAT.headroom_bytes
+    assert chat["options"] == {"chunked_prefill_size": 2048, "hicache_size": POOL_GB}
+    assert len(config["models"]) == 3
+    given = promise(COSTS.context, launch().static_bytes, COSTS.beside, CHAT.headroom_bytes)
+    parts = (given, HELD, PROMISED, RESERVE)
+    in_gib = [f"{part / GIB:.1f}" for part in parts]
+    assert f"{' + '.join(in_gib)} = {CARD / GIB:.1f} GiB" in page
+    assert CARD - sum(parts) < 20 * MIB  # what rounding F down leaves
+    copies = 2 * CHAT.weights_bytes + HELD
+    assert copies <= TIER
+    assert f"2 × {CHAT.weights_bytes / GIB:.1f} + {HELD / GIB:.1f} = {copies / GIB:.1f} GiB" in page
+    assert f"leaves {(RAM - host_need()) / GIB:.1f} GiB of the {RAM // GIB}" in page
