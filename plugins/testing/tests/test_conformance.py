@@ -59,6 +59,38 @@ class TestKeptBackup(FakeConformance):
     options = FakeOptions(backup=True)
 
 
+class TestEveryOutput(FakeConformance):
+    options = FakeOptions(outputs=("dense", "sparse", "multivector"))
+
+
+class TestComparedVectors(FakeConformance):
+    options = FakeOptions(outputs=("multivector",), compares="multivector", tasks=("encode", "score"))
+
+
+class TestSparse(FakeConformance):
+    options = FakeOptions(outputs=("sparse",))
+
+
+class TestScores(FakeConformance):
+    options = FakeOptions(tasks=("score",))
+
+
+class TestExtractions(FakeConformance):
+    options = FakeOptions(tasks=("extract",))
+
+    @pytest.fixture
+    def labels(self) -> tuple[str, ...]:
+        return ("text", "one", "short", "before")
+
+    @pytest.fixture
+    def texts(self) -> tuple[str, ...]:
+        return ("a short text", "one", "a text that is rather longer than the two that came before it", "the last one")
+
+
+class TestEveryTask(TestExtractions):
+    options = FakeOptions(tasks=("encode", "score", "extract"))
+
+
 class TestRealBytes(FakeConformance):
     options = FakeOptions(weights_bytes=3 * MIB + 17, context_bytes=MIB, allocate=True)
 

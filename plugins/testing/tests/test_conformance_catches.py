@@ -85,6 +85,23 @@ FLAWS = {
         "",
         "",
     ),
+    "finite_output_an_item": (
+        "def run(self, batch): return [ScoreOutput(o.tokens, float('inf')) for o in super().run(batch)]",
+        "",
+        "tasks=('score',)",
+    ),
+    "output_comes_alone": (
+        "def run(self, batch):\n"
+        "        return [o if o.sparse is None else evolve(o, dense=o.dense * 2) for o in super().run(batch)]",
+        "",
+        "outputs=('dense', 'sparse')",
+    ),
+    "different_requests_share_a_batch": (
+        "def run(self, batch):\n"
+        "        return super().run([Prepared(b.tokens, (*b.payload[:2], batch[0].payload[2])) for b in batch])",
+        "",
+        "tasks=('encode', 'score')",
+    ),
     "load_that_was_called_off": (
         "",
         "def load(self, model, ctx, events):\n"

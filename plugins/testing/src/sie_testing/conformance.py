@@ -17,16 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
+from attrs import evolve, frozen
 from sie_core import (
     Adapter,
     BatchEngine,
     BatchRequest,
-    EncodeOutput,
     EncodeParams,
     HostResidue,
     InputTooLong,
@@ -40,8 +39,33 @@ from sie_core import (
 )
 
 from sie_testing._lifecycle import Events, LifecycleConformance, call_hook, make_context, park, parkable
+from sie_testing._outputs import assert_same, assert_sound, difference, main_task, only, tasks_of
 
-__all__ = ["AdapterConformance", "make_context"]
+__all__ = ["AdapterConformance", "Asking", "make_context"]
+
+
+@frozen
+class Asking:
+    """How the suite asks an engine, whatever it is for: for its first task, or for the one that is named."""
+
+    query: Item
+    labels: tuple[str, ...]
+
+    def request(
+        self, engine: BatchEngine, items: Sequence[Item], params: EncodeParams | None = None, task: Task | None = None
+    ) -> BatchRequest:
+        """A request for ``items``; to encode, for every output that the engine has."""
+        task = task or main_task(engine)
+        params = params or EncodeParams()
+        if task is Task.ENCODE:
+            return BatchRequest(task, items, evolve(params, output_types=tuple(engine.capabilities.outputs)))
+        if task is Task.SCORE:
+            return BatchRequest(task, items, params, query=self.query)
+        return BatchRequest(task, items, params, labels=self.labels)
+
+    def run(self, engine: BatchEngine, texts: Sequence[str], task: Task | None = None) -> Sequence[Output]:
+        """Prepare and run the texts as one batch."""
+        return engine.run(engine.prepare(self.request(engine, [Item(text=text) for text in texts], task=task)))
 
 
 class AdapterConformance(LifecycleConformance):
@@ -63,8 +87,24 @@ class AdapterConformance(LifecycleConformance):
 
     @pytest.fixture
     def tolerance(self) -> float:
-        """How far a text's vector may move with the batch that it is in (largest absolute difference)."""
+        """How far a text's numbers may move with the batch that it is in (largest absolute difference)."""
         return 1e-5
+
+    @pytest.fixture
+    def query(self) -> Item:
+        """What an engine that scores compares the texts with."""
+        return Item(text="which text is the last one?")
+
+    @pytest.fixture
+    def labels(self) -> tuple[str, ...]:
+        """What an engine that extracts looks for in the texts; none for one that has labels of its own."""
+        return ()
+
+    # --- what the tests use ---
+
+    @pytest.fixture
+    def asking(self, query: Item, labels: tuple[str, ...]) -> Asking:
+        return Asking(query, labels)
 
     # --- loading and closing ---
 
@@ -74,59 +114,74 @@ class AdapterConformance(LifecycleConformance):
         model: ModelSpec,
         context: Callable[..., TransitionContext],
         engine: BatchEngine,
+        asking: Asking,
         texts: Sequence[str],
     ) -> None:
         again = adapter.load(model, context(), Events())
         assert isinstance(again, BatchEngine)
         assert again is not engine
-        assert_same(encode(again, texts), encode(engine, texts))
+        assert_same(asking.run(again, texts), asking.run(engine, texts))
         again.close(context())
         assert any(nbytes is None or nbytes > 0 for nbytes in engine.memory().devices.values())
 
     # --- inference ---
 
-    def test_one_finite_output_an_item(self, engine: BatchEngine, texts: Sequence[str]) -> None:
-        outputs = encode(engine, texts)
-        assert len(outputs) == len(texts)
-        for output in outputs:
-            assert output.tokens > 0
-            vector = dense_of(output)
-            assert vector.dtype == np.float32
-            assert vector.shape == (engine.capabilities.dims["dense"],)
-            assert np.isfinite(vector).all()
+    def test_one_finite_output_an_item(self, engine: BatchEngine, asking: Asking, texts: Sequence[str]) -> None:
+        known = engine.capabilities
+        for task in tasks_of(engine):
+            outputs = asking.run(engine, texts, task)
+            assert len(outputs) == len(texts)
+            for text, output in zip(texts, outputs, strict=True):
+                assert_sound(output, task, known, text, known.outputs if task is Task.ENCODE else ())
+
+    def test_each_output_comes_alone_as_it_does_with_the_others(
+        self, engine: BatchEngine, asking: Asking, texts: Sequence[str], tolerance: float
+    ) -> None:
+        known = engine.capabilities
+        if Task.ENCODE not in tasks_of(engine) or len(known.outputs) < 2:
+            pytest.skip("the engine has one output")
+        together = asking.run(engine, texts, Task.ENCODE)
+        for name in known.outputs:
+            request = BatchRequest(Task.ENCODE, [Item(text=text) for text in texts], EncodeParams(output_types=(name,)))
+            for text, whole, output in zip(texts, together, engine.run(engine.prepare(request)), strict=True):
+                assert_sound(output, Task.ENCODE, known, text, (name,))
+                assert difference(only(whole, name), only(output, name)) <= tolerance
 
     def test_outputs_keep_the_order_of_the_items(
-        self, engine: BatchEngine, texts: Sequence[str], tolerance: float
+        self, engine: BatchEngine, asking: Asking, texts: Sequence[str], tolerance: float
     ) -> None:
-        forward = [dense_of(each) for each in encode(engine, texts)]
+        forward = asking.run(engine, texts)
         # Turned by one, not reversed: an engine that reverses every batch would pass that.
-        turned = [dense_of(each) for each in encode(engine, [*texts[1:], texts[0]])]
+        turned = asking.run(engine, [*texts[1:], texts[0]])
         for there, back in zip(forward, [turned[-1], *turned[:-1]], strict=True):
-            assert np.abs(there - back).max() <= tolerance
-        apart = min(np.abs(a - b).max() for i, a in enumerate(forward) for b in forward[:i])
+            assert difference(there, back) <= tolerance
+        apart = min(difference(a, b) for i, a in enumerate(forward) for b in forward[:i])
         assert apart > tolerance, "the texts must be told apart for this test to mean anything"
 
     def test_an_answer_does_not_depend_on_the_batch(
-        self, engine: BatchEngine, texts: Sequence[str], tolerance: float
+        self, engine: BatchEngine, asking: Asking, texts: Sequence[str], tolerance: float
     ) -> None:
-        together = encode(engine, texts)
+        together = asking.run(engine, texts)
         for text, output in zip(texts, together, strict=True):
-            alone = encode(engine, [text])[0]
+            alone = asking.run(engine, [text])[0]
             assert alone.tokens == output.tokens
-            assert np.abs(dense_of(alone) - dense_of(output)).max() <= tolerance
+            assert difference(alone, output) <= tolerance
 
     def test_items_of_different_requests_share_a_batch(
-        self, engine: BatchEngine, texts: Sequence[str], tolerance: float
+        self, engine: BatchEngine, asking: Asking, texts: Sequence[str], tolerance: float
     ) -> None:
-        requests = [BatchRequest(Task.ENCODE, [Item(text=text)]) for text in texts]
-        mixed = engine.run([one for request in requests for one in engine.prepare(request)])
-        for output, expected in zip(mixed, encode(engine, texts), strict=True):
-            assert np.abs(dense_of(output) - dense_of(expected)).max() <= tolerance
+        """Requests for each of the engine's tasks, at that."""
+        tasks = tasks_of(engine)
+        requests = [asking.request(engine, [Item(text=text)], task=task) for text in texts for task in tasks]
+        mixed = engine.run(list(chain.from_iterable(engine.prepare(request) for request in requests)))
+        alone = [asking.run(engine, texts, task) for task in tasks]
+        for output, expected in zip(mixed, chain.from_iterable(zip(*alone, strict=True)), strict=True):
+            assert difference(output, expected) <= tolerance
 
     def test_prepare_is_safe_on_many_threads_while_a_batch_runs(
-        self, engine: BatchEngine, texts: Sequence[str]
+        self, engine: BatchEngine, asking: Asking, texts: Sequence[str]
     ) -> None:
-        request = BatchRequest(Task.ENCODE, [Item(text=text) for text in texts])
+        request = asking.request(engine, [Item(text=text) for text in texts])
         expected = [one.tokens for one in engine.prepare(request)]
         with ThreadPoolExecutor(8) as pool:
             runs = pool.submit(lambda: [engine.run(engine.prepare(request)) for _ in range(3)])
@@ -136,55 +191,76 @@ class AdapterConformance(LifecycleConformance):
 
     # --- errors ---
 
-    def test_an_item_without_content_is_invalid_and_named(self, engine: BatchEngine) -> None:
-        with pytest.raises(InvalidInput) as caught:
-            engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fine"), Item()]))
-        assert caught.value.index == 1
+    def test_an_item_without_content_is_invalid_and_named(self, engine: BatchEngine, asking: Asking) -> None:
+        for task in tasks_of(engine):
+            with pytest.raises(InvalidInput) as caught:
+                engine.prepare(asking.request(engine, [Item(text="fine"), Item()], task=task))
+            assert caught.value.index == 1
 
-    def test_a_text_that_is_too_long_is_refused_or_truncated_as_asked(self, engine: BatchEngine) -> None:
+    def test_a_text_that_is_too_long_is_refused_or_truncated_as_asked(
+        self, engine: BatchEngine, asking: Asking
+    ) -> None:
         limit = engine.capabilities.max_sequence_length
         if limit is None:
             pytest.skip("the model has no longest text")
         items = [Item(text="fine"), Item(text="word " * (limit + 8))]
-        with pytest.raises(InputTooLong) as caught:
-            engine.prepare(BatchRequest(Task.ENCODE, items, EncodeParams(truncate=False)))
-        assert caught.value.index == 1
-        assert caught.value.limit <= limit < caught.value.tokens
-        prepared = engine.prepare(BatchRequest(Task.ENCODE, items, EncodeParams(truncate=True)))
-        assert 0 < prepared[1].tokens <= limit
+        for task in tasks_of(engine):
+            with pytest.raises(InputTooLong) as caught:
+                engine.prepare(asking.request(engine, items, EncodeParams(truncate=False), task))
+            assert caught.value.index == 1
+            assert caught.value.limit <= limit < caught.value.tokens
+            prepared = engine.prepare(asking.request(engine, items, EncodeParams(truncate=True), task))
+            assert 0 < prepared[1].tokens <= limit
 
     def test_what_the_model_cannot_do_is_unsupported(self, engine: BatchEngine) -> None:
+        if Task.ENCODE not in tasks_of(engine):
+            pytest.skip("the core asks for tasks that the engine has only")
         with pytest.raises(Unsupported):
             engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fine")], EncodeParams(output_types=("smell",))))
 
     # --- the wake check, park and wake ---
 
     def test_a_woken_engine_answers_bit_for_bit_as_before(
-        self, fresh: BatchEngine, plugin: Any, texts: Sequence[str], context: Callable[..., TransitionContext]
+        self,
+        fresh: BatchEngine,
+        plugin: Any,
+        asking: Asking,
+        texts: Sequence[str],
+        context: Callable[..., TransitionContext],
     ) -> None:
         promised = parkable(plugin, fresh)
-        before, held = encode(fresh, texts), fresh.memory().devices
+        before, held = asking.run(fresh, texts), fresh.memory().devices
         for _ in range(2):
             assert park(plugin, fresh, context()).host_bytes <= promised
             assert isinstance(call_hook(plugin, "restore_from_host", engine=fresh, ctx=context()), HostResidue)
-            assert_same(encode(fresh, texts), before)
+            assert_same(asking.run(fresh, texts), before)
             assert fresh.memory().devices == held
 
     def test_parking_twice_and_waking_twice_change_nothing(
-        self, fresh: BatchEngine, plugin: Any, texts: Sequence[str], context: Callable[..., TransitionContext]
+        self,
+        fresh: BatchEngine,
+        plugin: Any,
+        asking: Asking,
+        texts: Sequence[str],
+        context: Callable[..., TransitionContext],
     ) -> None:
         parkable(plugin, fresh)
-        before = encode(fresh, texts)
+        before = asking.run(fresh, texts)
         assert park(plugin, fresh, context()) == park(plugin, fresh, context())
         for _ in range(2):
             assert isinstance(call_hook(plugin, "restore_from_host", engine=fresh, ctx=context()), HostResidue)
-        assert_same(encode(fresh, texts), before)
+        assert_same(asking.run(fresh, texts), before)
 
     def test_a_backup_can_be_dropped_once(
-        self, fresh: BatchEngine, plugin: Any, texts: Sequence[str], context: Callable[..., TransitionContext]
+        self,
+        fresh: BatchEngine,
+        plugin: Any,
+        asking: Asking,
+        texts: Sequence[str],
+        context: Callable[..., TransitionContext],
     ) -> None:
         parkable(plugin, fresh)
-        before = encode(fresh, texts)
+        before = asking.run(fresh, texts)
         park(plugin, fresh, context())
         residue = call_hook(plugin, "restore_from_host", engine=fresh, ctx=context())
         if residue.droppable:
@@ -192,21 +268,4 @@ class AdapterConformance(LifecycleConformance):
         assert fresh.drop_backup() == 0
         park(plugin, fresh, context())
         call_hook(plugin, "restore_from_host", engine=fresh, ctx=context())
-        assert_same(encode(fresh, texts), before)
-
-
-def encode(engine: BatchEngine, texts: Sequence[str]) -> Sequence[Output]:
-    """Prepare and run the texts as one batch."""
-    return engine.run(engine.prepare(BatchRequest(Task.ENCODE, [Item(text=text) for text in texts])))
-
-
-def dense_of(output: Output) -> NDArray[np.float32]:
-    """The output's dense vector, which must be there."""
-    assert isinstance(output, EncodeOutput)
-    assert output.dense is not None
-    return output.dense
-
-
-def assert_same(outputs: Sequence[Output], expected: Sequence[Output]) -> None:
-    """Bit for bit."""
-    assert [dense_of(each).tobytes() for each in outputs] == [dense_of(each).tobytes() for each in expected]
+        assert_same(asking.run(fresh, texts), before)

@@ -421,7 +421,7 @@ class FakeLifecycle(Engine):
             ]
         return [self._answer(one.tokens, *one.payload) for one in batch]
 
-    def _answer(self, tokens: int, text: str, params: EncodeParams, asked: Wanted | None) -> Output:
+    def _answer(self, tokens: int, text: str, params: EncodeParams, asked: Wanted | None = None) -> Output:
         if asked is not None:
             return answer(tokens, text, params, asked, self._salt(), self.options.non_finite)
         options, salt = self.options, self._salt()
