@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 from attrs import evolve
-from sie_adapters_sglang import _plan
-from sie_core import ModelSpec, Residency
+from sie_adapters_sglang import _engine, _plan
+from sie_core import DeviceGrant, DeviceOutOfMemory, Grant, ModelSpec, Residency, TransitionContext
 from sie_testing import FakeOptions
 
 MIB = 1 << 20
@@ -139,3 +139,33 @@ async def test_a_model_that_is_measured_shows_what_it_was_given(chat: Callable[.
         assert 0 < figures["mem_fraction_static"] < 1
         await server.act("park", "measured")
         assert (await server.row("measured"))["figures"] == figures, "a parked engine is the same engine"
+
+
+GIB = 1 << 30
+CASES = [
+    # promised beside 1 GiB of context; what the driver says of its processes; whether that is too much
+    (1.5, None, True),
+    (2.1, None, False),  # a context that nobody sees is not held against it
+    (2.5, 3.2, False),  # a small context leaves more to the cache
+    (2.5, 4.5, True),
+    (3.0, 4.5, False),  # activations that it has made already
+    (3.0, 7.0, False),
+    (3.0, 9.5, True),
+]
+
+
+@pytest.mark.parametrize(("static", "whole", "over"), CASES)
+def test_what_counts_as_more_on_a_card(
+    home: Any, start: Any, monkeypatch: pytest.MonkeyPatch, static: float, whole: float | None, over: bool
+) -> None:
+    """The stand-in says 1 GiB of weights and 2 of cache."""
+    held = None if whole is None else int(whole * GIB)
+    monkeypatch.setattr(_engine, "held_on", lambda index, pids: held)
+    grant = DeviceGrant(static_bytes=int(static * GIB), free_bytes=20 * GIB)
+    ctx = TransitionContext(grant=Grant({"cuda:0": grant}))
+    if not over:
+        assert start(home.model(), ctx=ctx).memory().devices == {"cuda:0": held}
+        return
+    with pytest.raises(DeviceOutOfMemory, match="took .* on cuda:0 and was promised"):
+        start(home.model(), ctx=ctx)
+    assert not [p for p in psutil.Process().children(recursive=True) if "sglang" in " ".join(p.cmdline())]

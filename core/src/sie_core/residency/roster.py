@@ -27,6 +27,8 @@ __all__ = ["HOST", "Observer", "Roster"]
 
 HOST = "host"
 GROWTH = "growth"
+_WORTH_TELLING = 1 << 20
+"""Bytes of an overrun; what is less comes of rounding."""
 _ARRIVING = frozenset({Residency.QUEUED, Residency.LOADING, Residency.WAKING})
 log = logging.getLogger("sie.residency")
 
@@ -185,7 +187,7 @@ class Roster:
     def report_overrun(self, record: Record) -> None:
         """Say so where an engine turned out to hold more than it was promised. It is charged for it all the same."""
         over = self.ledger.overrun(record.name)
-        if over:
+        if over >= _WORTH_TELLING:
             why = f"it holds {format_bytes(over)} more than it was promised"
             log.warning("%s: %s", record.name, why)
             self.decide(record.name, "overrun", why, promised=sum(need.promised for need in record.booked))
