@@ -166,6 +166,6 @@ def test_what_counts_as_more_on_a_card(
     if not over:
         assert start(home.model(), ctx=ctx).memory().devices == {"cuda:0": held}
         return
-    with pytest.raises(DeviceOutOfMemory, match="took .* on cuda:0 and was promised"):
+    with pytest.raises(DeviceOutOfMemory, match=r"took .* on cuda:0 and was promised"):
         start(home.model(), ctx=ctx)
     assert not [p for p in psutil.Process().children(recursive=True) if "sglang" in " ".join(p.cmdline())]
