@@ -157,7 +157,7 @@ def helpers() -> Any:
         told = staticmethod(told)
         support = SUPPORT
         save_model = staticmethod(save_model)
-        emulated = staticmethod(lambda account: EmulatedDevice(account, 128 * MIB))
+        emulated = staticmethod(lambda account, mib=128: EmulatedDevice(account, mib * MIB))
         request = staticmethod(lambda tokens: GenerateRequest("completion", {"prompt": "hi", "max_tokens": tokens}))
 
     return Helpers

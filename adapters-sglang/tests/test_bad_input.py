@@ -17,7 +17,7 @@ import psutil
 import pytest
 from attrs import evolve
 from sie_adapters_sglang import _launch
-from sie_adapters_sglang._guard import Log
+from sie_adapters_sglang._guard import Guard, Log
 from sie_adapters_sglang._ports import take_ports
 from sie_adapters_sglang._state import TOKEN, end_orphans, state_folder
 from sie_core import Source
@@ -52,14 +52,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_what_can_not_be_launched_is_refused_for_good_and_nobody_leaves(tiny: Any, front: Any, what: str) -> None:
+async def test_what_can_not_be_launched_is_refused_for_good_and_nobody_leaves(
+    tiny: Any, front: Any, helpers: Any, what: str
+) -> None:
+    """The device has room for one of the two."""
     options, why = WRONG[what]
     settings = dict(options)
     env = settings.pop("env", None)
     wrong = tiny(name="wrong", **settings)
     if env is not None:
         wrong = evolve(wrong, options=evolve(wrong.options, env={**wrong.options.env, **env}))
-    async with front(tiny(), wrong) as server:
+    async with front(tiny(), wrong, devices=[helpers.emulated("emulated:0", 80)]) as server:
         await server.chat()
         before = server.engine().pid
         for _ in range(2):
@@ -103,14 +106,41 @@ async def test_a_hicache_pool_above_the_host(tiny: Any, front: Any) -> None:
         assert server.booked() == {}
 
 
-def test_the_command_line_names_an_option_that_does_not_exist(tiny: Any, tmp_path: Path) -> None:
-    config = tmp_path / "sie.yaml"
+def check(folder: Path, *models: Any) -> subprocess.CompletedProcess[str]:
+    """``sie check`` of models as the configuration file has them."""
+    (folder / "sie.yaml").write_text(json.dumps({"models": models}))
+    command = [sys.executable, "-m", "sie_core", "check", str(folder / "sie.yaml")]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_command_line_names_an_option_that_does_not_exist(tmp_path: Path) -> None:
     model = {"name": "m", "adapter": "sglang-generation", "source": "path:model", "options": {"mem_fraction": 0.5}}
-    config.write_text(json.dumps({"models": [model]}))
-    command = [sys.executable, "-m", "sie_core", "check", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = check(tmp_path, model)
     assert done.returncode == 2
     assert "mem_fraction_static" in done.stdout + done.stderr
+
+
+def test_the_command_line_says_which_models_can_not_start(tiny: Any, home: Any, tmp_path: Path) -> None:
+    """What needs no start to be known: the version, the flags, the files."""
+
+    def written(name: str, source: str = str(home.model_folder), **options: Any) -> dict[str, Any]:
+        model = tiny(**options)
+        told = {"python": sys.executable, "env": dict(model.options.env), "extra_args": list(model.options.extra_args)}
+        return {"name": name, "adapter": model.adapter, "source": f"path:{source}", "options": told}
+
+    good = written("good")
+    assert check(tmp_path, good).returncode == 0
+    done = check(
+        tmp_path,
+        good,
+        written("old", version="0.4.1"),
+        written("flag", extra_args=("--enable-metric",)),
+        written("gone", source=str(tmp_path / "gone")),
+    )
+    assert done.returncode == 1
+    assert len(done.stdout.strip().splitlines()) == 3, done.stdout
+    for words in ("0.4.1 is not supported", "did you mean --enable-metrics", "'gone'"):
+        assert words in done.stdout
 
 
 # --- ports -----------------------------------------------------------------------------------------------
@@ -251,7 +281,7 @@ def log_of(engine: Any) -> Path:
 
 
 async def test_an_engine_that_floods_its_log_is_served_and_ended_like_any_other(tiny: Any, front: Any) -> None:
-    async with front(tiny(how={"floods": True})) as server:
+    async with front(tiny(how={"floods": 2})) as server:
         assert (await server.chat()).status_code == 200
         engine = server.engine()
         async with asyncio.timeout(20):
@@ -263,6 +293,34 @@ async def test_an_engine_that_floods_its_log_is_served_and_ended_like_any_other(
         assert (await server.act("unload")).status_code == 200
         assert time.monotonic() - begun < 8
         assert not [process for process in family if process.is_running()]
+
+
+def test_an_engine_that_never_stops_talking_leaves_its_guard_time_for_other_things() -> None:
+    """A turn of listening ends, however much there is to be heard: else the end of its server would go unnoticed."""
+
+    class Endless(Log):
+        """Takes what it is given, and the engine has said as much again meanwhile."""
+
+        def __init__(self) -> None:
+            self.turns = 0
+
+        def write(self, data: bytes) -> None:
+            self.turns += 1
+            assert self.turns < 1000, "it listens for ever"
+            os.write(writing, b"x" * 1024)
+
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(reading, False)
+        os.write(writing, b"x")
+        log = Endless()
+        guard = Guard.__new__(Guard)
+        guard.log, guard.output, guard.talking = log, reading, True
+        guard.read_log()
+        assert 0 < log.turns < 100
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def test_a_log_whose_folder_was_cleared_stays_bounded(tmp_path: Path) -> None:

@@ -96,6 +96,22 @@ def test_a_wrong_value_is_refused(extra: tuple[str, ...], why: str) -> None:
         command_line(GenerationOptions(extra_args=extra), place(), flags_for("0.5.20"))
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("--enable-hicache",),  # another name of one that is not for a profile
+        ("--pipeline-parallel-size", "2"),
+        ("--gpu-id-step", "2"),
+        ("--cpu-offload-gb", "4"),
+        ("--gated-launch-port", "4000"),
+        ("--ssl-keyfile", "k", "--ssl-certfile", "c"),
+    ],
+)
+def test_what_would_take_what_nobody_booked_is_refused(extra: tuple[str, ...]) -> None:
+    with pytest.raises(BadOptions, match="not for you to set"):
+        command_line(GenerationOptions(extra_args=extra), place(), flags_for("0.5.23"))
+
+
 def test_the_installed_version_decides() -> None:
     """The same option is taken by one release and refused by another."""
     newer = GenerationOptions(extra_args=("--cuda-graph-backend-prefill", "disabled"))

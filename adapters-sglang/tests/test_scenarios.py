@@ -111,7 +111,7 @@ async def test_each_kind_parks_and_wakes_alone_and_as_a_group(
         assert [device.used() for device in devices] == [0] * ranks
         # A pool outlives the park: the engine is charged for both.
         assert server.booked() == {"host": ranks * WEIGHTS + pool}
-        assert engine.parking.parked
+        assert (await server.row())["host_bytes"] == ranks * WEIGHTS + pool
         again = await ask(server)
         assert again.status_code == 200
         assert server.engine() is engine
@@ -325,7 +325,9 @@ async def test_a_park_that_fails_at_any_step_unloads(
 @pytest.mark.parametrize(
     "how", [{"fail_once": {"/resume_memory_occupation": 502}}, {"dies_in": "/resume_memory_occupation"}]
 )
-async def test_a_wake_that_fails_loads_cold_and_answers(tiny: Any, front: Any, how: Any) -> None:
+async def test_a_wake_that_fails_loads_cold_and_answers(
+    tiny: Any, front: Any, how: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     async with front(tiny(how=how)) as server:
         await server.chat()
         await server.act("park")
@@ -334,6 +336,8 @@ async def test_a_wake_that_fails_loads_cold_and_answers(tiny: Any, front: Any, h
         assert server.engine().pid != before
         assert not psutil.pid_exists(before)
         assert set(server.booked()) == {"emulated:0"}
+    # And that was the reason: no probe has touched memory that is not there.
+    assert f"can't be woken, is loaded again: {RESUME}" in caplog.text
 
 
 # --- 20: ranks that each pass their own check ----------------------------------------------------------

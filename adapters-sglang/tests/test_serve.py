@@ -19,7 +19,7 @@ import attrs
 import httpx
 import psutil
 import pytest
-from sie_adapters_sglang._ports import take_ports
+from sie_adapters_sglang._ports import is_free, take_ports
 from sie_core import ModelSpec
 
 
@@ -138,13 +138,24 @@ def test_a_killed_engine_is_loaded_again_and_a_killed_server_leaves_nothing(home
         answer = server.ask("a")
     assert answer.status_code == 200, answer.text
     everything = server.engines()
-    assert everything
+    words = [process.cmdline() for process in everything]
+    ports = [int(each[each.index(flag) + 1]) for each in words for flag in ("--port", "--nccl-port")]
+    assert ports
     server.process.kill()
     server.process.wait()
     until = time.monotonic() + 5
     while any(runs(process) for process in everything) and time.monotonic() < until:
         os.sched_yield()
     assert not [process for process in everything if runs(process)]
+    # The next one finds no port taken, and nobody left behind.
+    assert all(map(is_free, (server.port, *ports)))
+    again = server.again()
+    try:
+        again.wait_ready()
+        assert again.ask("a").status_code == 200
+        assert "an earlier server left" not in again.log()
+    finally:
+        again.close()
 
 
 @pytest.mark.slow

@@ -141,7 +141,8 @@ def test_a_folder_that_is_no_model(home: Any, helpers: Any, tmp_path: Any) -> No
         bad = attrs.evolve(model, source=Source("path", str(tmp_path / source)))
         with pytest.raises(error):
             plugin.admission_reserve(bad, [helpers.view()])
-        assert GenerationAdapter().describe(bad) is None
+        with pytest.raises(error):
+            GenerationAdapter().describe(bad)
 
 
 def test_more_than_the_device_has(home: Any, helpers: Any) -> None:

@@ -139,16 +139,16 @@ def test_a_crash_ends_the_rest_and_is_told(home: Any, start: Any, helpers: Any) 
     assert len(events.deaths) == 1
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
-def test_the_server_killed(server: Any, stubborn: bool) -> None:
+@pytest.mark.parametrize("how", [{}, {"stubborn": True}, {"floods": 4}], ids=["plain", "stubborn", "floods"])
+def test_the_server_killed(server: Any, how: dict[str, Any]) -> None:
     """Within a second every process has its signal; within five nothing is left, not even of those that ignore it."""
-    running = server(children=2, stubborn=stubborn)
-    assert len(running.engine) == 3
+    running = server(children=2, **how)
+    assert len(running.engine) == 3 + how.get("floods", 0)
     running.kill()
     begun = time.monotonic()
     assert gone([*running.engine, running.guard], 5)
     assert not listens(running.url)
-    if not stubborn:
+    if not how:
         assert time.monotonic() - begun < 1
 
 

@@ -18,7 +18,9 @@ from sie_core import (
 )
 
 from sie_adapters_sglang._about import capabilities_of
-from sie_adapters_sglang._installed import Installed, find_installed
+from sie_adapters_sglang._argv import check_options
+from sie_adapters_sglang._flags import flags_for
+from sie_adapters_sglang._installed import find_installed
 from sie_adapters_sglang._options import (
     EmbeddingOptions,
     EngineOptions,
@@ -71,14 +73,17 @@ class SglangAdapter(Adapter):
         return engine
 
     def describe(self, model: ModelSpec) -> Capabilities | None:
+        """Raises LoadError: what a start would fail with, as far as that shows beforehand."""
         options = self._options(model)
+        installed = find_installed(options.python, options.env)
+        check_options(options, flags_for(installed.sglang))
         try:
-            on_hub = model.source is not None and model.source.kind == "hf"
-            # Only the hub's client needs to know which SGLang it is.
-            installed = find_installed(options.python, options.env) if on_hub else Installed("", "")
-            return capabilities_of(read_config(model_files(model, installed, options.env, "cached").folder), options)
+            files = model_files(model, installed, options.env, "cached")
         except LoadError:
-            return None
+            if model.source is None or model.source.kind != "hf":
+                raise
+            return None  # it is fetched when it is loaded
+        return capabilities_of(read_config(files.folder), options)
 
     def reserve(self, model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve:
         """What a load will take. Raises LoadError.

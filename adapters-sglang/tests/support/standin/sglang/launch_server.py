@@ -33,7 +33,7 @@ HOW = {
     "deaf": False,  # takes connections and answers none
     "unhealthy": False,  # once it is ready, /health says 503
     "dies_in": "",  # path: ends without an answer to that call
-    "floods": False,  # says something all the time, as fast as it can
+    "floods": 0,  # so many processes say something all the time, as fast as they can
     "weights_gb": 1.0,
     "kv_gb": 2.0,
     "tokens": 4096,  # that the cache has room for
@@ -396,9 +396,10 @@ async def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say_pool(args)
     make_children()
-    if HOW["floods"] and os.fork() == 0:
-        while True:
-            os.write(1, b"x" * 1023 + b"\n")
+    for _ in range(HOW["floods"]):
+        if os.fork() == 0:
+            while True:
+                os.write(1, (b"x" * 1023 + b"\n") * 64)
     chatter = asyncio.ensure_future(chat(engine))
     if HOW["exit"] is not None:
         sys.exit(HOW["exit"])
