@@ -71,8 +71,9 @@ def run(stage: Stage, seconds: float) -> Drill:
             ]
             for thread in threads:
                 thread.start()
+            last = drill.began + seconds + stage.wait_s + 10
             for thread in threads:
-                thread.join(seconds + 3 * stage.wait_s)
+                thread.join(max(0.0, last - time.monotonic()))
                 if thread.is_alive():
                     drill.broken.append("a client still waits for its answer")
             drill.ended = time.monotonic()

@@ -57,6 +57,7 @@ class Asker(Client):
 
     def __init__(self, server: Server, timeout_s: float) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout_s)
+        self.timeout_s = timeout_s
 
     def ask(self, model: str) -> Reply:
         """One chat, or one text to encode."""
@@ -81,9 +82,9 @@ class Asker(Client):
         return Reply(took, wait=status == HTTPStatus.SERVICE_UNAVAILABLE, error=f"{status}: {text[:300]}")
 
     def answer(self, model: str) -> Reply:
-        """One that has come, however long it took. Raises RuntimeError."""
+        """One that has come, however often it was put off. Raises RuntimeError."""
         began, pause = time.perf_counter(), threading.Event()
-        while (reply := self.ask(model)).wait:
+        while (reply := self.ask(model)).wait and time.perf_counter() - began < self.timeout_s:
             pause.wait(0.2)
         if reply.error:
             raise RuntimeError(f"{model}: {reply.error}")
@@ -202,11 +203,11 @@ class Stage:
         if self._server is None or self._server.process.poll() is not None:
             return 0  # an emulated device is memory of the server
         with self.asker() as asker:
-            return self._account(asker)["used"] or 0
+            return self._account(asker.status())["used"] or 0
 
     def look(self, asker: Asker) -> Sample:
         status = asker.status()
-        account = next(each for each in status["accounts"] if each["account"] != "host")
+        account = self._account(status)
         used = (account["used"] or 0) if self.emulated else self.used()
         resident = tuple(row["name"] for row in status["models"] if row["residency"] == "resident")
         return Sample(time.monotonic(), used - self.baseline, account["promised"], account["capacity"], resident)
@@ -214,10 +215,10 @@ class Stage:
     def promised(self) -> int:
         """Bytes of the device that the ledger has promised to models."""
         with self.asker() as asker:
-            return int(self._account(asker)["promised"])
+            return int(self._account(asker.status())["promised"])
 
-    def _account(self, asker: Asker) -> dict[str, Any]:
-        return dict(next(each for each in asker.status()["accounts"] if each["account"] != "host"))
+    def _account(self, status: dict[str, Any]) -> dict[str, Any]:
+        return dict(next(each for each in status["accounts"] if each["account"] == self.device.name))
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[list[Sample]]:

@@ -27,7 +27,7 @@ from gpu_pressure import Asked, Drill
 from gpu_stage import Reply, Sample
 
 MIB = 1024**2
-TINY = ["--device", "emulated:0", "--weights", "4MiB", "--turns", "1", "--seconds", "1.5"]
+TINY = ["--device", "emulated:0", "--weights", "4MiB", "--turns", "1", "--seconds", "1"]
 
 
 @pytest.mark.slow
