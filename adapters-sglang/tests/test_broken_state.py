@@ -1,4 +1,4 @@
-"""What a server keeps on disk of its engines, when disk, clock or model folder are not as they were."""
+"""What a server knows of its engines, when disk, clock, model folder or free memory are not as they were."""
 
 from __future__ import annotations
 
@@ -85,3 +85,12 @@ def test_a_variable_that_no_environment_can_hold(home: Any, start: Any, env: dic
     with pytest.raises(EngineStartError, match="could not be started"):
         start(home.model(env=env))
     assert list(state_folder().iterdir()) == []
+
+
+async def test_an_engine_that_says_it_holds_less_than_nothing_is_booked_by_its_files(front: Any, home: Any) -> None:
+    """It tells how much less was free after its load, and meanwhile somebody else gave more back."""
+    async with front(home.model(how={"weights_gb": -0.06, "kv_gb": 1 / 64}, max_total_tokens=4096)) as server:
+        for _ in range(2):
+            assert (await server.chat()).status_code == 200
+            assert server.engine().usage.weights == server.engine().plan.checkpoint.weight_bytes() > 0
+            assert (await server.act("unload")).status_code == 200

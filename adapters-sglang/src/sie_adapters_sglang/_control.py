@@ -38,17 +38,22 @@ class Usage:
     tokens: int
 
     @classmethod
-    def of(cls, memory: Mapping[str, Any]) -> Usage | None:
-        """Newer releases tell graphs by phase."""
+    def of(cls, memory: Mapping[str, Any], weights: int = 0) -> Usage | None:
+        """Newer releases tell graphs by phase.
+
+        It tells by how much less was free afterwards: less than nothing where somebody else gave back more meanwhile.
+        Then the files' ``weights`` count.
+        """
         graphs = memory.get("graph") or 0.0
         try:
+            held = _bytes(memory["weight"])
             return cls(
-                weights=_bytes(memory["weight"]),
-                kv_cache=_bytes(memory["kvcache"]),
-                graphs=_bytes(sum(graphs.values()) if isinstance(graphs, dict) else graphs),
+                weights=held if held >= 0 else weights,
+                kv_cache=max(0, _bytes(memory["kvcache"])),
+                graphs=max(0, _bytes(sum(graphs.values()) if isinstance(graphs, dict) else graphs)),
                 tokens=int(memory["token_capacity"]),
             )
-        except (LookupError, TypeError, ValueError):
+        except (ArithmeticError, LookupError, TypeError, ValueError):
             return None
 
     @property

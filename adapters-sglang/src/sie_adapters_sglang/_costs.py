@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -99,7 +100,10 @@ class Measured:
 
 
 def _gib(value: Any) -> int | None:
-    return int((value + 0.005) * GIB) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """``None`` also for less than nothing, which it tells when others gave memory back while it measured."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        return None
+    return int((value + 0.005) * GIB)
 
 
 @frozen

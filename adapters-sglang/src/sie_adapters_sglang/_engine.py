@@ -64,7 +64,8 @@ class SglangEngine(StreamEngine):
         self.parking = Parking(running.control, self._gate, lambda: running.process.alive)
         self._client = EngineClient(running.url, running.keys, self._gate, self._why_gone)
         told = running.control.memory_usage()
-        self.usage: Usage | None = Usage.of(told) if told is not None else None
+        weights = plan.checkpoint.weight_bytes(plan.options.tp_size)
+        self.usage: Usage | None = Usage.of(told, weights) if told is not None else None
         self.emulated = EmulatedMemory(self.devices, self.usage.total if self.usage is not None else 0)
         lines = running.process.log_lines() if running.pool is not None else ()
         self._pool_told = told_bytes("\n".join(lines))
