@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from sie_core import __version__
 
-COMMANDS = "serve check plugins models ps status decisions explain load unload park wake pin unpin encode".split()
+COMMANDS = [
+    *("serve", "check", "plugins", "models", "ps", "status", "decisions", "explain"),
+    *("load", "unload", "park", "wake", "pin", "unpin", "encode", "score", "extract"),
+]
 
 COMMAND_PLUGIN = """
 from sie_core import Command, hookimpl

@@ -36,4 +36,6 @@ COMMANDS = (
     Entry("pin", "Keep models in memory: never evict them.", f"{_HERE}.act:pin", "Act"),
     Entry("unpin", "Let pinned models be evicted again.", f"{_HERE}.act:unpin", "Act"),
     Entry("encode", "Turn texts into vectors.", f"{_HERE}.encode:encode", "Use"),
+    Entry("score", "Say which texts answer a query best.", f"{_HERE}.score:score", "Use"),
+    Entry("extract", "Find entities, relations and classes in texts.", f"{_HERE}.extract:extract", "Use"),
 )

@@ -1,0 +1,76 @@
+"""What the commands that use a model share: texts from the command line or from stdin, and patience."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from sie_core.cli.client import Client
+from sie_core.cli.errors import CommandError, Exit
+from sie_core.cli.output import console, printable
+
+__all__ = ["answer", "chunks", "label_of", "texts_or_lines"]
+
+_CHUNK = 256
+"""Texts a request, when they come from stdin: small enough that the first answers are there soon."""
+_AGAIN_S = 5.0
+"""Seconds to wait at most before asking again for a model that loads; the request itself waits for it, too."""
+
+
+def texts_or_lines(texts: Sequence[str], example: str) -> Iterable[str]:
+    """The texts given, or the lines of stdin. Raises CommandError when somebody would have to type them."""
+    if texts:
+        return texts
+    if sys.stdin.isatty():
+        raise CommandError(
+            "give at least one text, or pipe some in, one a line",
+            exit_code=Exit.USAGE,
+            code="USAGE",
+            hint=f"for example: {example}",
+        )
+    return _lines()
+
+
+def answer(client: Client, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Ask until the model is loaded: a person at a terminal would do nothing else."""
+    deadline = time.monotonic() + timeout_s
+    told = ""
+    while True:
+        try:
+            return client.post(path, body, timeout_s=max(deadline - time.monotonic(), 1.0))
+        except CommandError as error:
+            again_s = min(float(error.details.get("retry_after_s", 1)), _AGAIN_S)
+            if error.code not in ("MODEL_LOADING", "LORA_LOADING") or time.monotonic() + again_s >= deadline:
+                raise
+            if error.message != told:
+                told = error.message
+                print(f"sie: {printable(told)}: waiting for it", file=sys.stderr)
+            time.sleep(again_s)
+
+
+def _lines() -> Iterator[str]:
+    """The lines of stdin, without their ends and without the empty ones."""
+    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
+    try:
+        for line in sys.stdin:
+            text = line.rstrip("\r\n")
+            if text.strip():
+                yield text
+    except UnicodeDecodeError as error:
+        raise CommandError("stdin is no UTF-8 text", exit_code=Exit.USAGE, code="INVALID_INPUT") from error
+
+
+def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """A request's worth at a time."""
+    source = iter(texts)
+    while chunk := list(islice(source, _CHUNK)):
+        yield chunk
+
+
+def label_of(text: str) -> str:
+    """A text as it may stand before its answer."""
+    width = max(console().width - 60, 12) if sys.stdout.isatty() else 40
+    return printable(text if len(text) <= width else text[: width - 1] + "…")

@@ -1,0 +1,87 @@
+"""``sie extract``: what texts speak of, through a running server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from sie_core.cli.app import command
+from sie_core.cli.asking import answer, chunks, label_of, texts_or_lines
+from sie_core.cli.client import Client, Remote, model_path
+from sie_core.cli.output import printable
+
+__all__ = ["extract"]
+
+_NO_REMOTE = Remote()
+
+
+@command(
+    "MODEL [TEXT...] [OPTIONS]",
+    'sie extract gliner "Goethe wrote Faust" --label person --label work',
+    "sie extract ner --json < texts.txt > entities.jsonl",
+)
+def extract(
+    model: Annotated[str, Parameter(help="Name of the model, as in `sie models`.")],
+    texts: Annotated[
+        tuple[str, ...], Parameter(name="TEXT", negative="", show_default=False, help="Texts; none: stdin, one a line.")
+    ] = (),
+    /,
+    *,
+    label: Annotated[
+        tuple[str, ...],
+        Parameter(
+            metavar="LABEL",
+            negative="",
+            show_default=False,
+            help="What to look for; may be given again. Models with labels of their own need none.",
+        ),
+    ] = (),
+    instruction: Annotated[
+        str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
+    ] = None,
+    lora: Annotated[str | None, Parameter(metavar="NAME", help="A LoRA adapter of the model to apply.")] = None,
+    truncate: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
+    ] = False,
+    timeout: Annotated[float, Parameter(metavar="SECONDS", help="Seconds to wait for an answer.")] = 120.0,
+    remote: Remote = _NO_REMOTE,
+) -> None:
+    """Find entities, relations and classes in texts.
+
+    Prints each text and, below it, what was found; with --json one JSON object a line.
+    """
+    given = texts_or_lines(texts, f'sie extract {model} "Goethe wrote Faust" --label person')
+    params: dict[str, Any] = {}
+    if label:
+        params["labels"] = list(label)
+    if instruction is not None:
+        params["instruction"] = instruction
+    if lora is not None:
+        params["lora"] = lora
+    if truncate:
+        params["truncate"] = True
+    path = model_path("/v1/extract", model)
+    with Client(remote) as client:
+        for chunk in chunks(given):
+            body = {"items": [{"text": text} for text in chunk], "params": params}
+            items = answer(client, path, body, timeout)["items"]
+            for text, item in zip(chunk, items, strict=True):
+                if remote.json:
+                    print(json.dumps({"text": text, **item}))
+                else:
+                    print("\n".join([label_of(text), *(f"  {line}" for line in _lines(item))]))
+            sys.stdout.flush()
+
+
+def _lines(item: dict[str, Any]) -> Iterator[str]:
+    for one in item["entities"]:
+        place = f"{one['start']}-{one['end']}" if "start" in one else ""
+        yield f"{one['score']:.3f}  {printable(one['label'])}  {printable(one['text'])}  {place}".rstrip()
+    for one in item["relations"]:
+        yield (f"{one['score']:.3f}  {printable(one['head'])}  {printable(one['relation'])}  {printable(one['tail'])}")
+    for one in [*item["classifications"], *item["objects"]]:
+        yield f"{one['score']:.3f}  {printable(one['label'])}"

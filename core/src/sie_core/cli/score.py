@@ -1,0 +1,62 @@
+"""``sie score``: which texts answer a query best, through a running server."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from sie_core.cli.app import command
+from sie_core.cli.asking import answer, label_of, texts_or_lines
+from sie_core.cli.client import Client, Remote, model_path
+
+__all__ = ["score"]
+
+_NO_REMOTE = Remote()
+
+
+@command(
+    "MODEL QUERY [TEXT...] [OPTIONS]",
+    'sie score reranker "who wrote Faust?" "Goethe wrote it" "Faust is a river"',
+    'sie score reranker "who wrote Faust?" --top 5 < texts.txt',
+)
+def score(
+    model: Annotated[str, Parameter(help="Name of the model, as in `sie models`.")],
+    query: Annotated[str, Parameter(help="What the texts shall answer.")],
+    texts: Annotated[
+        tuple[str, ...], Parameter(name="TEXT", negative="", show_default=False, help="Texts; none: stdin, one a line.")
+    ] = (),
+    /,
+    *,
+    top: Annotated[int | None, Parameter(metavar="N", help="Show the N best only.")] = None,
+    instruction: Annotated[
+        str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
+    ] = None,
+    lora: Annotated[str | None, Parameter(metavar="NAME", help="A LoRA adapter of the model to apply.")] = None,
+    truncate: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
+    ] = False,
+    timeout: Annotated[float, Parameter(metavar="SECONDS", help="Seconds to wait for an answer.")] = 120.0,
+    remote: Remote = _NO_REMOTE,
+) -> None:
+    """Score texts against a query, best first.
+
+    Prints a score and a text a line; with --json one JSON object a line. All texts go in one request, 1000 at most.
+    """
+    given = list(texts_or_lines(texts, f'sie score {model} "a query" "a text" "another"'))
+    body: dict[str, Any] = {"query": {"text": query}, "items": [{"text": text} for text in given]}
+    if instruction is not None:
+        body["instruction"] = instruction
+    if lora is not None:
+        body["lora"] = lora
+    if truncate:
+        body["truncate"] = True
+    with Client(remote) as client:
+        scores = answer(client, model_path("/v1/score", model), body, timeout)["scores"]
+    for one in scores[:top]:
+        text = given[int(one["item_id"])]
+        if remote.json:
+            print(json.dumps({"text": text, "score": one["score"], "rank": one["rank"]}))
+        else:
+            print(f"{one['score']:+.4f}  {label_of(text)}")
