@@ -209,7 +209,7 @@ async def test_its_children_carry_the_token_or_share_its_session(engine: Any) ->
     token = engine._running.process.home.token
     assert leader.environ()[TOKEN] == token
     expected = {leader.pid, *(child.pid for child in leader.children(recursive=True))}
-    assert expected <= set(_processes_of(token, leader.pid))
+    assert expected <= {process.pid for process in _processes_of(token, leader.pid)}
 
 
 async def test_nobody_died_so_far(engine: Any, reported: Any) -> None:
