@@ -101,18 +101,27 @@ class EngineProcess:
 
     def log_tail(self, lines: int = 25) -> str:
         """The last lines that the engine said, without its keys."""
-        kept: deque[str] = deque(self.log_lines(64 * 1024), maxlen=lines)
-        text = "\n".join(line[:500] for line in kept)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+        kept: deque[str] = deque(maxlen=lines)
+        for line in self.log_lines(64 * 1024):
+            for secret in self._secrets:  # before anything is cut: half a key is much of a key
+                line = line.replace(secret, "***")
+            kept.append(line[:500])
+        return "\n".join(kept)
 
     def log_lines(self, most: int = _LOG_BYTES) -> Iterator[str]:
-        """What it said, as it said it, keys and all: of each of the two files the last ``most`` bytes."""
+        """What it said, as it said it, keys and all: of each of the two files the last ``most`` bytes.
+
+        No key is in halves: where the older file ends in one, the newer begins with the rest.
+        """
+        longest = max(map(len, self._secrets), default=0)
+        said = b""
         for path in (self.home.log.with_name(self.home.log.name + ".1"), self.home.log):
             with suppress(OSError), path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - most))
-                yield from file.read().decode(errors="replace").splitlines()
+                skipped = max(0, path.stat().st_size - most)
+                file.seek(skipped)
+                data = file.read()
+                said = data[longest:] if skipped else said + data
+        yield from said.decode(errors="replace").splitlines()
 
     def _tell(self, line: str) -> None:
         with self._lock, suppress(OSError, ValueError):
