@@ -1,4 +1,4 @@
-"""The end of an engine's log is shown to clients, and an engine writes its keys there: not even half of one is shown."""
+"""The end of an engine's log is shown to clients, and an engine writes its keys there: not half of one is shown."""
 
 from __future__ import annotations
 
