@@ -1,4 +1,4 @@
-"""What operators see of an engine's pool on the host: in the model's status, among the metrics, in the host's account."""
+"""What operators see of an engine's pool on the host: in status, among the metrics, in the host's account."""
 
 from __future__ import annotations
 
