@@ -110,6 +110,11 @@ def _config(kind: str, vocabulary: int) -> Any:
         return transformers.T5Config(**small, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
     if kind == "qwen3":
         return transformers.Qwen3Config(**bert, num_key_value_heads=2, head_dim=8)
+    if kind == "mistral":
+        return transformers.MistralConfig(**bert, num_key_value_heads=2)
+    if kind == "modernbert":
+        ids = {f"{name}_token_id": 2 + (name in ("eos", "sep")) for name in ("bos", "eos", "cls", "sep")}
+        return transformers.ModernBertConfig(**bert, **ids, local_attention=8)
     makers = {
         "bert": transformers.BertConfig,
         "roberta": transformers.RobertaConfig,
@@ -141,7 +146,7 @@ def save_transformer(
 
     folder.mkdir(parents=True, exist_ok=True)
     specials: tuple[str, str] | tuple[()] = ("[CLS]", "[SEP]")
-    if kind in ("qwen3", "t5"):
+    if kind in ("qwen3", "mistral", "t5"):
         specials = ("", "[SEP]") if kind == "t5" else ()
     vocabulary = save_tokenizer(folder, specials=specials, limit=limit, more=more)
     torch.manual_seed(seed)

@@ -15,7 +15,6 @@ STILL_BUILT = {
     "torch-sparse",
     "torch-multivector",
     "torch-bge-m3",
-    "torch-cross-encoder",
     "torch-image-text",
     "torch-entities",
     "torch-classifier",

@@ -30,7 +30,9 @@ class _Given(torch.nn.Module):
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         pooled: Any = self.pooler(inputs_embeds) if self.pooler is not None else None
-        return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
+        given: Any = BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
+        given.cache = given.past_key_values = None  # what heads of decoders hand on, by the release's name for it
+        return given
 
 
 class CheckpointHead(torch.nn.Module):

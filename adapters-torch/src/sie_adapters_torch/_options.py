@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from attrs import Attribute, field, fields, frozen, validators
 from sie_core import ModelSpec
 
 __all__ = [
+    "ACTIVATIONS",
+    "AGGREGATIONS",
+    "Activation",
+    "Aggregation",
+    "ClassifierOptions",
+    "CrossEncoderOptions",
     "DenseOptions",
+    "EntityOptions",
     "LoadOptions",
+    "MultivectorOptions",
     "SparseOptions",
     "TextOptions",
     "options_of",
@@ -18,6 +26,10 @@ __all__ = [
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Pooling = Literal["mean", "cls", "last_token"]
+Activation = Literal["sigmoid", "softmax", "identity"]
+Aggregation = Literal["simple", "first", "average", "max"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 
 def _not_negative(_: Any, attribute: Attribute[Any], value: float) -> None:
@@ -30,9 +42,27 @@ def _positive(_: Any, attribute: Attribute[Any], value: int | None) -> None:
         raise ValueError(f"{attribute.name} must be larger than 0, not {value}")
 
 
+def _not_negative_or_none(_: Any, attribute: Attribute[Any], value: int | None) -> None:
+    if value is not None:
+        _not_negative(_, attribute, value)
+
+
+def _share(_: Any, attribute: Attribute[Any], value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{attribute.name} must be from 0 to 1, not {value}")
+
+
+def _holds(name: str, given: str | None, place: str) -> None:
+    if given is not None and given.count(place) != 1:
+        raise ValueError(f"{name} must have {place} in it, once")
+
+
 def _option(default: Any, help: str, check: Any = None) -> Any:
     """A field with the words that the configuration's reference has for it."""
     return field(default=default, validator=check, metadata={"help": help})
+
+
+_MAX_LORAS = "LoRA adapters that are loaded at a time; 0: none."
 
 
 @frozen(kw_only=True)
@@ -81,7 +111,7 @@ class DenseOptions(TextOptions):
     matryoshka: tuple[int, ...] | None = _option(
         None, "Sizes that a request may ask for with dimensions. Not set: what the model's config.json declares."
     )
-    max_loras: int = _option(8, "LoRA adapters that are loaded at a time; 0: none.", _not_negative)
+    max_loras: int = _option(8, _MAX_LORAS, _not_negative)
 
     @matryoshka.validator
     def _sizes(self, _: Any, sizes: tuple[int, ...] | None) -> None:
@@ -107,6 +137,86 @@ class SparseOptions(TextOptions):
         "Not set: as for pooling; without such files relu.",
         validators.in_((None, "relu", "log1p_relu")),
     )
+
+
+@frozen(kw_only=True)
+class MultivectorOptions(TextOptions):
+    """Options of ``torch-multivector``. What is not set is as the model's files say, else as pylate has it."""
+
+    query_prefix: str | None = _option(None, "The token put after a query's first one; empty: none.")
+    document_prefix: str | None = _option(None, "The token put after a document's first one; empty: none.")
+    query_length: int | None = _option(None, "Tokens a query may have, and is filled up to.", _positive)
+    document_length: int | None = _option(None, "Tokens a document may have.", _positive)
+    query_expansion: bool | None = _option(None, "Fill queries up with mask tokens, whose vectors count.")
+    attend_to_expansion_tokens: bool | None = _option(None, "Let the other tokens see those mask tokens.")
+    skip_punctuation: bool | None = _option(None, "Leave out the vectors of punctuation in documents.")
+    max_loras: int = _option(8, _MAX_LORAS, _not_negative)
+
+
+@frozen(kw_only=True)
+class CrossEncoderOptions(TextOptions):
+    """Options of ``torch-cross-encoder``."""
+
+    activation: Activation | None = _option(  # noqa: RUF009 - it makes a field
+        None,
+        "What makes scores of the logits: sigmoid, identity, or softmax over the model's labels. Not set: what the "
+        "model's files say, else sigmoid for a model with one label and identity for one with several.",
+        validators.in_((None, *ACTIVATIONS)),
+    )
+    label: str | None = _option(
+        None, "The label whose score is given, for models with several, which don't rank without it."
+    )
+    query_template: str | None = _option(
+        None, "What becomes of a query: a text with {query} in it, and {instruction} if the model takes one."
+    )
+    document_template: str | None = _option(
+        None, "What becomes of a document: a text with {document} in it. What follows on that is never cut off."
+    )
+    instruction: str = _option("", "What stands for {instruction} where a request has none.")
+
+    @query_template.validator
+    def _query(self, _: Any, given: str | None) -> None:
+        _holds("query_template", given, "{query}")
+
+    @document_template.validator
+    def _document(self, _: Any, given: str | None) -> None:
+        _holds("document_template", given, "{document}")
+
+
+@frozen(kw_only=True)
+class EntityOptions(TextOptions):
+    """Options of ``torch-entities``."""
+
+    aggregation: Aggregation = _option(  # noqa: RUF009 - it makes a field
+        "simple",
+        "How tokens become entities, as in transformers: simple; or first, average, max, which keep words whole.",
+        validators.in_(AGGREGATIONS),
+    )
+    threshold: float = _option(0.0, "Only entities with at least this score are given.", _share)
+    stride: int | None = _option(
+        None, "Read longer texts in windows that share so many tokens, instead of refusing them.", _not_negative_or_none
+    )
+
+
+@frozen(kw_only=True)
+class ClassifierOptions(TextOptions):
+    """Options of ``torch-classifier``."""
+
+    activation: Activation | None = _option(  # noqa: RUF009 - it makes a field
+        None,
+        "What makes scores of the logits: softmax, sigmoid or identity. Not set: by the problem_type of config.json, "
+        "as in transformers.",
+        validators.in_((None, *ACTIVATIONS)),
+    )
+    top_k: int | None = _option(None, "Labels that an answer has at most, the best. Not set: all.", _positive)
+    hypothesis_template: str = _option(
+        "This example is {}.", "For models of natural language inference: what is said of a text, with {} for a label."
+    )
+    multi_label: bool = _option(False, "For those models: score each label by itself, not one against the others.")
+
+    @hypothesis_template.validator
+    def _hypothesis(self, _: Any, given: str) -> None:
+        _holds("hypothesis_template", given, "{}")
 
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,18 @@ class Tokens:
     """One item's ids, int64 (n,), special ones included; the first ``prompt`` of them come from the prompt.
 
     ``types``: token type ids, int64 (n,); ``None``: all 0. ``seen``: how many of the leading tokens the others attend
-    to; ``None``: all.
+    to; ``None``: all. ``read``: how many were read from the item, where others were added; ``None``: all.
     """
 
     ids: NDArray[np.int64]
     prompt: int = 0
     types: NDArray[np.int64] | None = None
     seen: int | None = None
+    read: int | None = None
+
+    @property
+    def read_tokens(self) -> int:
+        return len(self.ids) if self.read is None else self.read
 
     @property
     def attended(self) -> int:
@@ -35,19 +40,29 @@ class Tokens:
 
 
 class Tokeniser:
-    """A model's fast tokenizer with its limit. ``limit``: tokens an input may have, special ones included."""
+    """A model's fast tokenizer with its limit.
 
-    def __init__(self, backend: Any, *, limit: int | None, vocabulary: int, pad_id: int) -> None:
+    ``limit``: tokens an input may have, special ones included. ``filler_id``: the token that stands for nothing yet: a
+    mask token, where there is none that of the end.
+    """
+
+    def __init__(
+        self, backend: Any, *, limit: int | None, vocabulary: int, pad_id: int, filler_id: int | None = None
+    ) -> None:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self.limit = limit
         self.vocabulary = vocabulary
         self.pad_id = pad_id
+        self.filler_id = pad_id if filler_id is None else filler_id
         self._before, self._after = _special_ids(backend)
         # Some models ship a tokenizer with more words than they have rows for.
         self._may_exceed = backend.get_vocab_size() > vocabulary
         self._prompts: dict[str, list[int]] = {}
+        self.inputs: tuple[str, ...] = ()
+        """What its models take, by the names that transformers has for it."""
+        self.unknown_id: int | None = None
 
     @classmethod
     def load(cls, files: ModelFiles, options: LoadOptions, config: Any) -> Tokeniser:
@@ -77,10 +92,29 @@ class Tokeniser:
                 "its files (tokenizer.json, vocab.txt) are missing or of another model"
             )
         pad_id = wrapper.pad_token_id if wrapper.pad_token_id is not None else 0
-        return cls(backend, limit=files.max_length, vocabulary=vocabulary, pad_id=pad_id)
+        filler_id = wrapper.mask_token_id if wrapper.mask_token_id is not None else wrapper.eos_token_id
+        made = cls(backend, limit=files.max_length, vocabulary=vocabulary, pad_id=pad_id, filler_id=filler_id)
+        made.inputs, made.unknown_id = tuple(wrapper.model_input_names), wrapper.unk_token_id
+        return made
 
-    def __call__(self, items: Sequence[Item], *, prompt: str, truncate: bool) -> list[Tokens]:
-        """One ``Tokens`` an item, in order. Raises InvalidInput and InputTooLong with the item's ``index``."""
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as it stands in the vocabulary; ``None``: there is none, or the model has no row for it."""
+        found: int | None = self._backend.token_to_id(token)
+        return found if found is not None and found < self.vocabulary else None
+
+    def __call__(
+        self,
+        items: Sequence[Item],
+        *,
+        prompt: str,
+        truncate: bool,
+        limit: int | None = None,
+        marker: int | None = None,
+    ) -> list[Tokens]:
+        """One ``Tokens`` an item, in order. Raises InvalidInput and InputTooLong with the item's ``index``.
+
+        ``limit`` is used in place of the tokenizer's own. ``marker``: an id that goes after the first one.
+        """
         texts = [(index, item.text) for index, item in enumerate(items) if item.text is not None]
         found: dict[int, list[int]] = {}
         if texts:
@@ -88,8 +122,13 @@ class Tokeniser:
         for index, item in enumerate(items):
             if index not in found:
                 found[index] = self._from_ids(item, index, prompt)
+        if marker is not None:
+            found = {index: _marked(ids, marker, given=items[index].text is None) for index, ids in found.items()}
         skip = len(self._before) + len(self._prompt_ids(prompt)) if prompt else 0
-        return [self._cut(found[index], index, skip, truncate=truncate) for index in range(len(items))]
+        return [
+            self._cut(found[index], index, skip, truncate=truncate, limit=limit or self.limit)
+            for index in range(len(items))
+        ]
 
     def _encode(self, texts: Sequence[tuple[int, str]], prompt: str) -> list[list[int]]:
         whole = [prompt + text for _, text in texts] if prompt else [text for _, text in texts]
@@ -98,23 +137,14 @@ class Tokeniser:
                 return [self._backend.encode(whole[0]).ids]
             return [encoding.ids for encoding in self._backend.encode_batch_fast(whole)]
         except (TypeError, UnicodeError):
-            for index, text in texts:
-                try:
-                    text.encode()
-                except UnicodeError as error:
-                    raise InvalidInput(f"the text is not valid Unicode: {error}", index=index) from error
+            _check_unicode(texts)
             raise
 
     def _from_ids(self, item: Item, index: int, prompt: str) -> list[int]:
         given = item.token_ids
         if given is None:
             raise InvalidInput("the item has neither text nor token ids", index=index, param="input")
-        wrong = next((token for token in given if not 0 <= token < self.vocabulary), None)
-        if wrong is not None:
-            raise InvalidInput(
-                f"token id {wrong} is not in the model's vocabulary of {self.vocabulary}", index=index, param="input"
-            )
-        ids, before, after = list(given), self._before, self._after
+        ids, before, after = self.check_ids(given, index), self._before, self._after
         if (before or after) and ids[: len(before)] == before and ids[len(ids) - len(after) :] == after:
             ids = ids[len(before) : len(ids) - len(after)]  # the client added them itself
         return [*before, *(self._prompt_ids(prompt) if prompt else ()), *ids, *after]
@@ -127,8 +157,7 @@ class Tokeniser:
             ids = self._prompts[prompt] = self._backend.encode(prompt, add_special_tokens=False).ids
         return ids
 
-    def _cut(self, ids: list[int], index: int, skip: int, *, truncate: bool) -> Tokens:
-        limit = self.limit
+    def _cut(self, ids: list[int], index: int, skip: int, *, truncate: bool, limit: int | None) -> Tokens:
         if not ids:
             raise InvalidInput("the text has no tokens", index=index, param="input")
         if limit is not None and len(ids) > limit:
@@ -136,11 +165,51 @@ class Tokeniser:
                 raise InputTooLong(tokens=len(ids), limit=limit, index=index)
             ids = [*ids[: max(0, limit - len(self._after))], *self._after][:limit]
         array = np.asarray(ids, dtype=np.int64)
-        if self._may_exceed and int(array.max()) >= self.vocabulary:
-            raise InvalidInput(
-                f"the tokenizer gives token id {array.max()}, and the model knows {self.vocabulary}", index=index
-            )
+        self.check_known(array, index)
         return Tokens(array, min(skip, len(ids)))
+
+    def check_known(self, ids: NDArray[np.int64], index: int) -> None:
+        """Raises InvalidInput with ``index`` for an id that the model has no row for."""
+        if self._may_exceed and int(ids.max()) >= self.vocabulary:
+            raise InvalidInput(
+                f"the tokenizer gives token id {ids.max()}, and the model knows {self.vocabulary}", index=index
+            )
+
+    # --- texts that are put together by somebody else ------------------------------------------------
+
+    def plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts, without special ones. Raises InvalidInput with the text's ``index``."""
+        try:
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        except (TypeError, UnicodeError):
+            _check_unicode(enumerate(texts))
+            raise
+
+    def pair(self, first: str, second: str) -> Any:
+        """What the tokenizers library makes of two texts, special ids included."""
+        return self._backend.encode(first, second)
+
+    def check_ids(self, ids: Sequence[int], index: int | None, param: str = "input") -> list[int]:
+        """Ids that a client sent. Raises InvalidInput for one that is not in the vocabulary."""
+        wrong = next((token for token in ids if not 0 <= token < self.vocabulary), None)
+        if wrong is not None:
+            raise InvalidInput(
+                f"token id {wrong} is not in the model's vocabulary of {self.vocabulary}", index=index, param=param
+            )
+        return list(ids)
+
+
+def _marked(ids: list[int], marker: int, *, given: bool) -> list[int]:
+    """The ids with the marker after the first, unless they were ``given`` with it."""
+    return ids if given and ids[1:2] == [marker] else [*ids[:1], marker, *ids[1:]]
+
+
+def _check_unicode(texts: Iterable[tuple[int, str]]) -> None:
+    for index, text in texts:
+        try:
+            text.encode()
+        except UnicodeError as error:
+            raise InvalidInput(f"the text is not valid Unicode: {error}", index=index) from error
 
 
 def _special_ids(backend: Any) -> tuple[list[int], list[int]]:

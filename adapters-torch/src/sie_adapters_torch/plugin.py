@@ -21,6 +21,7 @@ from sie_core import (
 )
 
 from sie_adapters_torch._adapter import TorchAdapter
+from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
 from sie_adapters_torch.dense import DenseAdapter
 from sie_adapters_torch.sparse import SparseAdapter
 
@@ -38,6 +39,7 @@ sie_api = 1
 _ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
     "torch-dense": DenseAdapter,
     "torch-sparse": SparseAdapter,
+    "torch-cross-encoder": CrossEncoderAdapter,
 }
 
 

@@ -1,0 +1,81 @@
+"""What a request asks of a family beyond the fields that all requests have: ``params.options`` and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sie_core import EncodeParams, InvalidInput, Unsupported
+
+__all__ = ["asked", "boolean", "chosen", "count", "number", "one_of", "template"]
+
+Check = Callable[[Any], Any]
+"""Gives the value, or raises ValueError with what it should be."""
+
+
+def asked(params: EncodeParams, known: Mapping[str, Check]) -> dict[str, Any]:
+    """The options that a request sets, checked. Raises InvalidInput, Unsupported."""
+    found = {}
+    for name, value in params.options.items():
+        if name not in known:
+            raise Unsupported(
+                f"this model has no option {name!r}; it has {', '.join(known)}",
+                supported=tuple(known), param=f"options.{name}",
+            )  # fmt: skip
+        if value is None:
+            continue
+        try:
+            found[name] = known[name](value)
+        except ValueError as error:
+            raise InvalidInput(f"the option {name!r} must be {error}", param=f"options.{name}") from error
+    return found
+
+
+def one_of(values: Sequence[str]) -> Check:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in values:
+            raise ValueError(f"one of {', '.join(values)}")
+        return value
+
+    return check
+
+
+def number(value: Any) -> float:
+    """From 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError("a number from 0 to 1")
+    return float(value)
+
+
+def count(value: Any) -> int:
+    """1 or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("a whole number of 1 or more")
+    return value
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def template(place: str) -> Check:
+    """A text that has the place ``place`` in it once."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value.count(place) != 1:
+            raise ValueError(f"a text with one {place} in it")
+        return value
+
+    return check
+
+
+def chosen(model: str, labels: Sequence[str], known: Sequence[str]) -> frozenset[str]:
+    """Those of a model's own labels that a request names; none named: all. Raises Unsupported."""
+    for label in labels:
+        if label not in known:
+            raise Unsupported(
+                f"{model} has no label {label!r}; it has {', '.join(known)}", supported=tuple(known), param="labels"
+            )
+    return frozenset(labels or known)
