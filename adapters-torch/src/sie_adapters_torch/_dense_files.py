@@ -20,7 +20,7 @@ from sie_adapters_torch._files import (
 )
 from sie_adapters_torch._options import DenseOptions, Pooling
 
-__all__ = ["DenseFiles", "HeadStep", "read_dense"]
+__all__ = ["DenseFiles", "HeadStep", "read_dense", "read_dense_step"]
 
 
 @frozen
@@ -33,6 +33,7 @@ class HeadStep:
     outputs: int = 0
     bias: bool = True
     activation: str = "Identity"
+    residual: bool = False
 
 
 @frozen(eq=False)
@@ -62,7 +63,7 @@ def read_dense(folder: Path, options: DenseOptions, *, weights_needed: bool = Tr
         elif kind == "Normalize":
             head.append(HeadStep("normalise"))
         elif kind == "Dense":
-            head.append(_dense(place))
+            head.append(read_dense_step(place))
         elif kind == "LayerNorm":
             head.append(HeadStep("layer_norm", folder=place))
     if options.normalise is not None:
@@ -120,7 +121,10 @@ def _pooling(folder: Path, *, known: Pooling | None) -> tuple[Pooling, bool]:
 _ACTIVATIONS = ("Tanh", "Identity", "GELU", "ReLU", "SiLU", "Sigmoid")
 
 
-def _dense(folder: Path) -> HeadStep:
+def read_dense_step(
+    folder: Path, *, adapter: str = "torch-dense", works_on: str = "sentence_embedding", residual: bool = False
+) -> HeadStep:
+    """A Dense module. ``residual``: whether it may add its input to its output. Raises ModelSourceInvalid."""
     file = folder / "config.json"
     about = read_object(file) or {}
     inputs, outputs = about.get("in_features"), about.get("out_features")
@@ -129,13 +133,14 @@ def _dense(folder: Path) -> HeadStep:
     dotted = str(about.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = dotted.rpartition(".")[2]
     if not dotted.startswith("torch.nn.") or activation not in _ACTIVATIONS:
-        raise ModelSourceInvalid(f"{file} asks for {dotted}; torch-dense knows {', '.join(_ACTIVATIONS)}")
-    if about.get("use_residual"):
-        raise ModelSourceInvalid(f"{file} asks for a residual connection, which torch-dense does not know")
+        raise ModelSourceInvalid(f"{file} asks for {dotted}; {adapter} knows {', '.join(_ACTIVATIONS)}")
+    adds = bool(about.get("use_residual"))
+    if adds and not residual:
+        raise ModelSourceInvalid(f"{file} asks for a residual connection, which {adapter} does not know")
     places = (about.get("module_input_name"), about.get("module_output_name"))
-    if any(place not in (None, "sentence_embedding") for place in places):
-        raise ModelSourceInvalid(f"{file} works on {places}; torch-dense knows a Dense after the pooling only")
-    return HeadStep("dense", folder, inputs, outputs, bool(about.get("bias", True)), activation)
+    if any(place not in (None, works_on) for place in places):
+        raise ModelSourceInvalid(f"{file} works on {places}; {adapter} knows a Dense that works on {works_on} only")
+    return HeadStep("dense", folder, inputs, outputs, bool(about.get("bias", True)), activation, adds)
 
 
 def _matryoshka(

@@ -21,6 +21,7 @@ __all__ = [
     "Prompts",
     "inside",
     "limited",
+    "positions_of",
     "read_json",
     "read_model",
     "read_modules",
@@ -151,7 +152,7 @@ def _max_length(folder: Path, config: Mapping[str, Any]) -> int | None:
                 return int(about["max_seq_length"])
             break
     tokenizer = read_object(folder / "tokenizer_config.json") or {}
-    limits = [tokenizer.get("model_max_length"), _positions(config)]
+    limits = [tokenizer.get("model_max_length"), positions_of(config)]
     # Tokenizers without a limit write 1e30.
     known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
     return min(known) if known else None
@@ -160,7 +161,7 @@ def _max_length(folder: Path, config: Mapping[str, Any]) -> int | None:
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer")
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
+def positions_of(config: Mapping[str, Any]) -> int | None:
     """Tokens that the model has positions for. RoBERTa's kind starts counting after the padding id."""
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int) or positions <= 0:
@@ -195,7 +196,7 @@ def limited(model: ModelFiles, max_length: int | None) -> ModelFiles:
     """The model with the limit that the options set, if they do. Raises ModelSourceInvalid."""
     if not max_length:
         return model
-    positions = _positions(model.text_config)
+    positions = positions_of(model.text_config)
     if positions is not None and positions < max_length:
         raise ModelSourceInvalid(f"max_length is {max_length}, and the model has {positions} positions")
     return evolve(model, max_length=max_length)

@@ -38,29 +38,62 @@ class _Normalise(torch.nn.Module):
         return torch.nn.functional.normalize(vectors, dim=1)
 
 
+class _Residual(torch.nn.Module):
+    """A step whose input is added to its output, by way of a matrix of its own where their sizes differ."""
+
+    def __init__(self, step: torch.nn.Module, around: torch.nn.Module) -> None:
+        super().__init__()
+        self.step, self.around = step, around
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.step(vectors) + self.around(vectors)
+        return result
+
+
 class Head(torch.nn.Sequential):
     """The steps after pooling, in float32 whatever the model's own precision."""
 
 
-def load_head(steps: Sequence[HeadStep], width: int) -> Head:
-    """Raises ModelSourceInvalid, UnsafeSource."""
+def load_head(steps: Sequence[HeadStep], width: int, inline: torch.Tensor | None = None) -> Head:
+    """The steps with their weights; a Dense without a folder is the matrix ``inline``.
+
+    Raises ModelSourceInvalid, UnsafeSource.
+    """
     made: list[torch.nn.Module] = []
     for step in steps:
         if step.kind == "normalise":
             made.append(_Normalise())
             continue
-        assert step.folder is not None
         if step.kind == "layer_norm":
             made.append(_filled(torch.nn.LayerNorm(width), step, "norm"))
             continue
+        if step.folder is None and inline is not None:
+            made.append(_matrix(inline))
+            width = inline.shape[0]
+            continue
         if step.inputs != width:
             raise ModelSourceInvalid(f"{step.folder} takes {step.inputs} numbers and gets {width}")
-        made.append(_filled(torch.nn.Linear(step.inputs, step.outputs, bias=step.bias), step, "linear"))
-        made.append(getattr(torch.nn, step.activation)())
+        made.append(_dense(step))
         width = step.outputs
     head = Head(*made).eval()
     head.requires_grad_(False)
     return head
+
+
+def _matrix(weight: torch.Tensor) -> torch.nn.Module:
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight.data.copy_(weight)
+    return linear
+
+
+def _dense(step: HeadStep) -> torch.nn.Module:
+    linear = _filled(torch.nn.Linear(step.inputs, step.outputs, bias=step.bias), step, "linear")
+    dense = torch.nn.Sequential(linear, getattr(torch.nn, step.activation)())
+    if not step.residual:
+        return dense
+    if step.inputs == step.outputs:
+        return _Residual(dense, torch.nn.Identity())
+    return _Residual(dense, _filled(torch.nn.Linear(step.inputs, step.outputs, bias=False), step, "residual"))
 
 
 def _filled(module: torch.nn.Module, step: HeadStep, name: str) -> torch.nn.Module:

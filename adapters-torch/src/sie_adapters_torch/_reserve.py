@@ -86,6 +86,8 @@ def head_bytes(steps: Sequence[HeadStep], width: int) -> int:
     for step in steps:
         if step.kind == "dense":
             total += 4 * step.outputs * (step.inputs + 1) + 2 * 64
+            if step.residual and step.inputs != step.outputs:
+                total += 4 * step.outputs * step.inputs + 64
             width = step.outputs
         elif step.kind == "layer_norm":
             total += 2 * (4 * width + 64)

@@ -30,7 +30,7 @@ __all__ = ["LORA_CONFIG", "LORA_PICKLE", "LORA_WEIGHTS", "Want", "find_folder", 
 Want = Literal["cached", "files", "all"]
 """``cached``: only what is on this machine; ``files``: all but the weights; ``all``."""
 
-_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata")
 _WEIGHTS = ("*.safetensors",)
 _PICKLES = ("*.bin",)
 _CODE = ("*.py",)

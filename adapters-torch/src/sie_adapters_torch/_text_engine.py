@@ -109,10 +109,18 @@ class TextEngine(TorchEngine):
 
     # --- for families ------------------------------------------------------------------------------
 
-    def tokenise(self, items: Sequence[Item], params: EncodeParams, prompt: str) -> list[Tokens]:
-        """The items as tokens behind a prompt, cut or refused as the request says."""
+    def tokenise(
+        self,
+        items: Sequence[Item],
+        params: EncodeParams,
+        prompt: str,
+        *,
+        limit: int | None = None,
+        marker: int | None = None,
+    ) -> list[Tokens]:
+        """The items as tokens behind a prompt, cut or refused as the request says. See ``Tokeniser``."""
         truncate = self._reading.options.truncate if params.truncate is None else params.truncate
-        return self._tokeniser(items, prompt=prompt, truncate=truncate)
+        return self._tokeniser(items, prompt=prompt, truncate=truncate, limit=limit, marker=marker)
 
     def prompt(self, params: EncodeParams) -> str:
         """An instruction is the name of one of the model's prompts, or the prompt itself."""

@@ -21,7 +21,7 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._torch import DTYPES
 
-__all__ = ["HeadKind", "load_config", "load_model", "load_tensors", "unused"]
+__all__ = ["HeadKind", "checkpoint_tensors", "load_config", "load_model", "load_tensors", "unused"]
 
 HeadKind = Literal["masked_lm", "sequence_classification", "token_classification"]
 """Heads that belong to a checkpoint."""
@@ -191,6 +191,27 @@ def load_tensors(folder: Path, names: Iterable[str], dtype: str) -> dict[str, to
     if missing := [name for name in names if name not in tensors]:
         raise ModelSourceInvalid(f"{file} lacks {', '.join(missing)}")
     return {name: tensors[name].to(DTYPES[dtype]) for name in names}
+
+
+def checkpoint_tensors(files: ModelFiles, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The named tensors of the model's own checkpoint, in float32. Raises ModelSourceInvalid."""
+    from safetensors import safe_open
+
+    wanted = list(names)
+    found: dict[str, torch.Tensor] = {}
+    try:
+        if files.pickled:  # allowed by now; nothing but tensors is made of it all the same
+            for file in sorted(files.folder.glob("pytorch_model*.bin")):
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                found |= {name: content[name].clone() for name in wanted if name in content}
+        for file in files.weights:
+            with safe_open(file, "pt") as shard:
+                found |= {name: shard.get_tensor(name) for name in wanted if name in shard.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, pickle.UnpicklingError, RuntimeError) as error:
+        raise ModelSourceInvalid(f"{files.folder}: the weights can't be read: {_first_line(error)}") from error
+    if missing := [name for name in wanted if name not in found]:
+        raise ModelSourceInvalid(f"{files.folder}: the checkpoint lacks {', '.join(missing)}")
+    return {name: tensor.float() for name, tensor in found.items()}
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from sie_core import (
 from sie_adapters_torch._adapter import TorchAdapter
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
 from sie_adapters_torch.dense import DenseAdapter
+from sie_adapters_torch.multivector import MultivectorAdapter
 from sie_adapters_torch.sparse import SparseAdapter
 
 __all__ = [
@@ -40,6 +41,7 @@ _ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
     "torch-dense": DenseAdapter,
     "torch-sparse": SparseAdapter,
     "torch-cross-encoder": CrossEncoderAdapter,
+    "torch-multivector": MultivectorAdapter,
 }
 
 
