@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from sie_core import BodyTooLarge, InvalidInput
+from sie_core import BodyTooLarge, GenerateRequest, InvalidInput
 from sie_core.http.pixels import Truncated, size_of
 from sie_core.http.remote import Address, RemoteImages, is_public
-from sie_testing import expected_vector
+from sie_testing import FakeStreamEngine, expected_vector
 from website import Start, until
 
 MSGPACK = {"content-type": "application/msgpack", "accept": "application/msgpack"}
@@ -293,3 +293,59 @@ async def test_fetched_images_take_the_place_of_their_addresses(served: Start) -
         alone = await s.encode("looker", items=[{"images": [DATA_URL, DATA_URL]}])
     assert response.status_code == 200, response.text
     assert response.json()["items"][1] == alone.json()["items"][0]
+
+
+# --- images in messages --------------------------------------------------------------------------------
+
+
+def chat(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "sees", "messages": [{"role": "user", "content": [{"type": "text", "text": "what?"}, *parts]}]}
+
+
+def shown(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (shown("http://example.org/a.png"), "server.allow_image_urls"),
+        (shown("file:///etc/passwd"), "must be a data URL"),
+        (shown("/etc/passwd"), "must be a data URL"),
+        (shown(DATA_URL[:-3]), "base64 is broken or truncated"),
+        (shown("data:image/png;base64," + base64.b64encode(png(100_000, 100_000)).decode()), "100000 x 100000"),
+        ({"type": "image_url", "image_url": "http://example.org/a.png"}, "server.allow_image_urls"),
+        ({"type": "video_url", "video_url": {"url": "http://example.org/a.mp4"}}, "must be a data URL"),
+        ({"type": "audio_url", "audio_url": {"url": "/etc/passwd"}}, "must be a data URL"),
+    ],
+)
+async def test_no_engine_is_given_an_address_to_fetch_or_a_file_to_open(
+    served: Start, part: dict[str, Any], message: str
+) -> None:
+    async with served() as s:
+        refused = await s.http.post("/v1/chat/completions", json=chat(part))
+        fine = await s.http.post("/v1/chat/completions", json=chat(shown(DATA_URL)))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["index"]) == (400, "messages", 0)
+    assert message in error["message"]
+    assert fine.status_code == 200
+
+
+async def test_what_messages_show_is_fetched_where_that_is_allowed(
+    served: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    generate = FakeStreamEngine.generate
+
+    async def keep(self: FakeStreamEngine, request: GenerateRequest) -> Any:
+        asked.append(request.body["messages"][0]["content"][1])
+        return await generate(self, request)
+
+    monkeypatch.setattr(FakeStreamEngine, "generate", keep)
+    async with answering(whole(PIXEL)) as (url, _), served(allow_image_urls=True) as s:
+        object.__setattr__(s.app._site, "remote", RemoteImages(permits=anywhere, resolve=home))
+        response = await s.http.post("/v1/chat/completions", json=chat(shown(url)))
+        inside = await s.http.post("/v1/chat/completions", json=chat(shown("http://10.0.0.1/a.png")))
+    assert response.status_code == 200, response.text
+    assert asked == [shown(f"data:image;base64,{TEXT}")]
+    assert inside.status_code == 400

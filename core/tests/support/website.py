@@ -74,6 +74,7 @@ TALKERS: dict[str, FakeOptions] = {
     "embedder": FakeOptions(tasks=("encode",)),
     "talks-only": FakeOptions(tasks=("generate",)),
     "pirates": FakeOptions(max_loras=1),
+    "sees": FakeOptions(inputs=("text", "image")),
 }
 """Served by the adapter ``fake-stream``."""
 

@@ -12,6 +12,7 @@ from attrs import frozen
 from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
 from sie_core.http.checks import check_lora, kind_of, shown
 from sie_core.http.fields import CHAT, COMPLETION, NATIVE, SAMPLING, a_text, an_object
+from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
 from sie_core.types import GenerateRequest
 
@@ -34,6 +35,7 @@ class OpenAIRequest:
     model: str
     stream: bool
     request: GenerateRequest
+    pictures: Pictures
 
 
 # --- OpenAI ----------------------------------------------------------------------------------------
@@ -49,8 +51,9 @@ def parse_openai(body: Mapping[Any, Any], kind: Literal["chat", "completion"], l
         check = fields.get(name)
         if check is not None and value is not None:
             check(value, name)
+    pictures = Pictures(limits)
     if kind == "chat":
-        _check_messages(body.get("messages"), limits)
+        _check_messages(body.get("messages"), limits, pictures)
     else:
         _check_prompt(body.get("prompt"), limits)
     stream = bool(body.get("stream"))
@@ -58,10 +61,10 @@ def parse_openai(body: Mapping[Any, Any], kind: Literal["chat", "completion"], l
     if not stream:
         passed.pop("stream_options", None)
     _check_depth({name: value for name, value in passed.items() if name != "prompt"})
-    return OpenAIRequest(model, stream, GenerateRequest(kind, passed, check_lora(body.get("lora"))))
+    return OpenAIRequest(model, stream, GenerateRequest(kind, passed, check_lora(body.get("lora"))), pictures)
 
 
-def _check_messages(messages: Any, limits: Limits) -> None:
+def _check_messages(messages: Any, limits: Limits, pictures: Pictures) -> None:
     if not isinstance(messages, list) or not messages:
         raise InvalidInput("'messages' must be a list with a message or more", param="messages")
     for index, message in enumerate(messages):
@@ -74,7 +77,7 @@ def _check_messages(messages: Any, limits: Limits) -> None:
         if isinstance(content, str):
             _check_text(content, limits, index, "messages")
         elif isinstance(content, list):
-            _check_parts(content, limits, index)
+            _check_parts(content, limits, index, pictures)
         elif content is not None:
             raise InvalidInput(
                 f"a message's content must be a string or a list of parts, not {kind_of(content)}",
@@ -85,7 +88,7 @@ def _check_messages(messages: Any, limits: Limits) -> None:
             raise InvalidInput(f"a message of role {role!r} must have a content", index=index, param="messages")
 
 
-def _check_parts(parts: Sequence[Any], limits: Limits, index: int) -> None:
+def _check_parts(parts: Sequence[Any], limits: Limits, index: int, pictures: Pictures) -> None:
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise InvalidInput("a part of a message must be an object with a 'type'", index=index, param="messages")
@@ -97,6 +100,8 @@ def _check_parts(parts: Sequence[Any], limits: Limits, index: int) -> None:
             _check_text(text, limits, index, "messages")
         else:
             raise InvalidInput(f"'text' must be a string, not {kind_of(text)}", index=index, param="messages")
+        if part["type"] != "text":
+            pictures.read_part(part, index, "messages")
 
 
 def _check_prompt(prompt: Any, limits: Limits) -> None:

@@ -27,6 +27,8 @@ _WANTED: Final = (
     "an image must be {data: bytes, format: ...}, in JSON with the bytes as base64, or a data URL such as "
     "data:image/png;base64,..."
 )
+_MEDIA: Final = frozenset({"image_url", "video_url", "audio_url", "input_image", "image", "video", "audio"})
+"""What a part of a message may name by an address."""
 _SUM: Final = 8
 """The images of a request may have so many times the pixels of the largest one together."""
 
@@ -44,13 +46,14 @@ class _Elsewhere:
 class Pictures:
     """The images of one request, counted and measured as they are read."""
 
-    __slots__ = ("_count", "_elsewhere", "_limits", "_pixels")
+    __slots__ = ("_count", "_elsewhere", "_limits", "_parts", "_pixels")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._count = 0
         self._pixels = 0
         self._elsewhere: list[_Elsewhere] | None = None
+        self._parts: list[tuple[int, dict[str, Any], str]] | None = None
 
     def read_all(self, value: Any, index: int | None, param: str) -> tuple[bytes, ...]:
         """The images of one item; nothing yet for those that are to be fetched.
@@ -60,17 +63,19 @@ class Pictures:
         """
         if not isinstance(value, list):
             raise InvalidInput("'images' must be a list", index=index, param=param)
-        self._count += len(value)
+        self._take(len(value), index, param)
+        return tuple(self._read(image, place, index, param) for place, image in enumerate(value))
+
+    def _take(self, count: int, index: int | None, param: str) -> None:
+        self._count += count
         if self._count > self._limits.images:
             message = f"a request may hold {self._limits.images} images at most (server.max_images): split it"
             raise InvalidInput(message, index=index, param=param)
-        return tuple(self._read(image, place, index, param) for place, image in enumerate(value))
 
     def _read(self, image: Any, place: int, index: int | None, param: str) -> bytes:
         data = _data_of(image)
         if isinstance(data, str):
-            start = data[:8].lower()
-            if start.startswith(("http://", "https://")):
+            if _is_address(data):
                 self._elsewhere = self._elsewhere or []
                 self._elsewhere.append(_Elsewhere(index, place, data, param))
                 return b""
@@ -105,6 +110,31 @@ class Pictures:
             message = f"the images of a request may have {_SUM * limits.image_pixels} pixels together: split it"
             raise InvalidInput(message, index=index, param=param)
 
+    def read_part(self, part: dict[str, Any], index: int, param: str) -> None:
+        """Check a part of a message, whose image stays where it is.
+
+        An engine would fetch an address, or open a file, from within this machine: what it is given is data.
+
+        Raises:
+            InvalidInput, BodyTooLarge: with the index.
+        """
+        for name, value in part.items():
+            if name not in _MEDIA or value is None:
+                continue
+            url = value.get("url") if isinstance(value, Mapping) else value
+            if not isinstance(url, str):
+                continue  # the engine knows what else there may be
+            if name == "image_url" and _is_address(url):
+                self._take(1, index, param)
+                self._parts = self._parts or []
+                self._parts.append((index, part, url))
+            elif url[:5].lower() != "data:":
+                message = f"{name!r} must be a data URL such as data:image/png;base64,..."
+                raise InvalidInput(message, index=index, param=param)
+            elif name == "image_url":
+                self._take(1, index, param)
+                self._measure(_decoded(url, index, param), index, param)
+
     # --- images that are elsewhere ---------------------------------------------------------------------
 
     async def complete(
@@ -119,23 +149,44 @@ class Pictures:
             return items, query
         mended = list(items)
         for one in self._elsewhere:
-            if remote is None:
-                raise InvalidInput(
-                    "images are not fetched from elsewhere here (server.allow_image_urls): send the bytes",
-                    index=one.index,
-                    param=one.param,
-                )
-            try:
-                data = await remote.fetch(one.url, self._limits.image_bytes)
-            except (InvalidInput, BodyTooLarge) as error:
-                error.index = one.index
-                raise
-            self._measure(data, one.index, one.param)
+            data = await self._fetched(one.url, one.index, one.param, remote)
             if one.index is not None:
                 mended[one.index] = _with_image(mended[one.index], one.place, data)
             elif query is not None:
                 query = _with_image(query, one.place, data)
         return mended, query
+
+    async def complete_parts(self, remote: RemoteImages | None) -> None:
+        """The same for the parts of messages, which get data URLs in the place of addresses. Raises as ``complete``."""
+        for index, part, url in self._parts or ():
+            data = await self._fetched(url, index, "messages", remote)
+            whole = "data:image;base64," + base64.b64encode(data).decode("ascii")
+            value = part["image_url"]
+            part["image_url"] = {**value, "url": whole} if isinstance(value, Mapping) else whole
+
+    async def _fetched(self, url: str, index: int | None, param: str, remote: RemoteImages | None) -> bytes:
+        if remote is None:
+            raise InvalidInput(
+                "images are not fetched from elsewhere here (server.allow_image_urls): send the bytes",
+                index=index,
+                param=param,
+            )
+        try:
+            data = await remote.fetch(url, self._limits.image_bytes)
+        except InvalidInput as error:
+            error.index, error.param = index, param
+            raise
+        except BodyTooLarge as error:
+            error.index = index
+            raise
+        if not data:
+            raise InvalidInput("the image can't be fetched: it is empty", index=index, param=param)
+        self._measure(data, index, param)
+        return data
+
+
+def _is_address(text: str) -> bool:
+    return text[:8].lower().startswith(("http://", "https://"))
 
 
 def _with_image(item: Item, place: int, data: bytes) -> Item:

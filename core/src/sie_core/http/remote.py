@@ -144,4 +144,4 @@ async def _body(response: httpx.Response, limit: int) -> bytes:
 
 
 def _not_to_be_had(reason: str) -> InvalidInput:
-    return InvalidInput(f"the image can't be fetched: {reason}", param="items")
+    return InvalidInput(f"the image can't be fetched: {reason}")

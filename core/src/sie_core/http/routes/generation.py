@@ -32,6 +32,7 @@ async def completions(site: Site, exchange: Exchange) -> Reply | None:
 async def _openai(site: Site, exchange: Exchange, kind: Literal["chat", "completion"]) -> Reply | None:
     asked = parse_openai(await read_object(exchange, site.limits), kind, site.limits)
     model = checked_name(asked.model)
+    await asked.pictures.complete_parts(site.remote)
     if asked.stream:
         events = EventStream(exchange)
         await _stream(site, exchange, model, asked.request, events, events.send)
