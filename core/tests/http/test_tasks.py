@@ -243,3 +243,12 @@ async def test_an_extraction_that_is_no_number_names_its_item(served: Start) -> 
             "/v1/extract/finder", json={"items": items("fine", "bad"), "params": {"labels": ["bad"]}}
         )
     assert (response.status_code, response.json()["detail"]["items"]) == (500, [1])
+
+
+async def test_models_say_what_may_be_asked_of_them(served: Start) -> None:
+    async with served() as s:
+        listed = {card["name"]: card for card in (await s.http.get("/v1/models")).json()["models"]}
+        await s.http.post("/v1/admin/models/late/load")
+        late = (await s.http.get("/v1/models/late")).json()
+    assert listed["ranker"]["tasks"] in ([], ["score"])
+    assert late["tasks"] == ["encode", "score"]

@@ -45,6 +45,7 @@ def model_card(status: ModelStatus) -> dict[str, Any]:
         "name": status.name,
         "loaded": state == "loaded",
         "state": state,
+        "tasks": sorted(task.value for task in known.tasks) if known else [],
         "inputs": list(known.inputs) if known else [],
         "outputs": list(known.outputs) if known else [],
         "dims": dict(known.dims) if known else {},

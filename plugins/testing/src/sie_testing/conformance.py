@@ -41,7 +41,7 @@ from sie_core import (
 from sie_testing._lifecycle import Events, LifecycleConformance, call_hook, make_context, park, parkable
 from sie_testing._outputs import assert_same, assert_sound, difference, main_task, only, tasks_of
 
-__all__ = ["AdapterConformance", "Asking", "make_context"]
+__all__ = ["AdapterConformance", "make_context"]
 
 
 @frozen
