@@ -29,7 +29,7 @@ __all__ = ["Answer", "Answers"]
 
 T = TypeVar("T")
 
-_WORTH_A_THREAD: Final = 500_000
+_WORTH_A_THREAD: Final = 2_000_000
 """Multiplications that take about as long as the way to another thread and back."""
 
 
