@@ -99,7 +99,8 @@ class TorchEngine(OffloadsTensors, BatchEngine):
 
     def numbers(self, output: Output) -> NDArray[np.float32]:
         """What of an answer the wake check compares, (n,): everything by default."""
-        return np.concatenate([np.zeros(0, np.float32), *(np.ravel(each) for each in _figures(output))])
+        figures = _figures(output, self.capabilities.dims.get("sparse", 0))
+        return np.concatenate([np.zeros(0, np.float32), *(np.ravel(each) for each in figures)])
 
     def disagreement(self, output: Output) -> str | None:
         """How the sample differs from what the files promise, if it does: dimensions by default."""
@@ -193,7 +194,7 @@ class TorchEngine(OffloadsTensors, BatchEngine):
             torch.cuda.empty_cache()
 
 
-def _figures(output: Output) -> list[Any]:
+def _figures(output: Output, words: int) -> list[Any]:
     if isinstance(output, ScoreOutput):
         return [np.float32(output.score)]
     if isinstance(output, ExtractOutput):
@@ -201,7 +202,10 @@ def _figures(output: Output) -> list[Any]:
         return [np.array([each.score for kind in kinds for each in kind], np.float32)]
     figures: list[Any] = [output.dense, output.multivector]
     if output.sparse is not None:
-        figures += [output.sparse.indices.astype(np.float32), output.sparse.values]
+        # All words': which of their weights are not 0 may change with rounding.
+        weights = np.zeros(words, np.float32)
+        weights[output.sparse.indices] = output.sparse.values
+        figures.append(weights)
     return [each for each in figures if each is not None]
 
 

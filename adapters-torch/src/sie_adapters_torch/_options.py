@@ -13,6 +13,7 @@ __all__ = [
     "AGGREGATIONS",
     "Activation",
     "Aggregation",
+    "BgeM3Options",
     "ClassifierOptions",
     "CrossEncoderOptions",
     "DenseOptions",
@@ -150,6 +151,16 @@ class MultivectorOptions(TextOptions):
     query_expansion: bool | None = _option(None, "Fill queries up with mask tokens, whose vectors count.")
     attend_to_expansion_tokens: bool | None = _option(None, "Let the other tokens see those mask tokens.")
     skip_punctuation: bool | None = _option(None, "Leave out the vectors of punctuation in documents.")
+    max_loras: int = _option(8, _MAX_LORAS, _not_negative)
+
+
+@frozen(kw_only=True)
+class BgeM3Options(TextOptions):
+    """Options of ``torch-bge-m3``."""
+
+    compares: Literal["dense", "sparse", "multivector"] = _option(
+        "dense", "The output by which documents are scored.", validators.in_(("dense", "sparse", "multivector"))
+    )
     max_loras: int = _option(8, _MAX_LORAS, _not_negative)
 
 

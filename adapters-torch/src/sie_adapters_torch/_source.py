@@ -32,7 +32,7 @@ Want = Literal["cached", "files", "all"]
 
 _FILES = ("*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata")
 _WEIGHTS = ("*.safetensors",)
-_PICKLES = ("*.bin",)
+_PICKLES = ("*.bin", "sparse_linear.pt", "colbert_linear.pt")
 _CODE = ("*.py",)
 LORA_CONFIG, LORA_WEIGHTS, LORA_PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # Exports for other runtimes, several times the size of what is needed.

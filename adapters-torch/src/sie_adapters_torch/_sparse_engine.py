@@ -67,14 +67,6 @@ class SparseEngine(TextEngine):
         super().wish(request)
         return True
 
-    def numbers(self, output: Output) -> NDArray[np.float32]:
-        """The weights of the whole vocabulary: which of them are not 0 may change with rounding."""
-        assert isinstance(output, EncodeOutput)
-        assert output.sparse is not None
-        weights = np.zeros(self._files.vocabulary, np.float32)
-        weights[output.sparse.indices] = output.sparse.values
-        return weights
-
     def disagreement(self, output: Output) -> str | None:
         assert isinstance(output, EncodeOutput)
         assert output.sparse is not None

@@ -16,6 +16,9 @@ from sie_adapters_torch._options import LoadOptions
 __all__ = ["Tokeniser", "Tokens"]
 
 
+_SPECIAL_TOKENS = ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token", "mask_token")
+
+
 @frozen(eq=False)
 class Tokens:
     """One item's ids, int64 (n,), special ones included; the first ``prompt`` of them come from the prompt.
@@ -63,6 +66,8 @@ class Tokeniser:
         self.inputs: tuple[str, ...] = ()
         """What its models take, by the names that transformers has for it."""
         self.unknown_id: int | None = None
+        self.special_ids: dict[str, int] = {}
+        """Ids by the names that transformers has for them: ``cls_token``, ``eos_token``, …"""
 
     @classmethod
     def load(cls, files: ModelFiles, options: LoadOptions, config: Any) -> Tokeniser:
@@ -95,6 +100,8 @@ class Tokeniser:
         filler_id = wrapper.mask_token_id if wrapper.mask_token_id is not None else wrapper.eos_token_id
         made = cls(backend, limit=files.max_length, vocabulary=vocabulary, pad_id=pad_id, filler_id=filler_id)
         made.inputs, made.unknown_id = tuple(wrapper.model_input_names), wrapper.unk_token_id
+        named = {name: getattr(wrapper, f"{name}_id", None) for name in _SPECIAL_TOKENS}
+        made.special_ids = {name: int(found) for name, found in named.items() if found is not None}
         return made
 
     def id_of(self, token: str) -> int | None:

@@ -21,7 +21,7 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._torch import DTYPES
 
-__all__ = ["HeadKind", "checkpoint_tensors", "load_config", "load_model", "load_tensors", "unused"]
+__all__ = ["HeadKind", "checkpoint_tensors", "load_config", "load_linear", "load_model", "load_tensors", "unused"]
 
 HeadKind = Literal["masked_lm", "sequence_classification", "token_classification"]
 """Heads that belong to a checkpoint."""
@@ -212,6 +212,34 @@ def checkpoint_tensors(files: ModelFiles, names: Iterable[str]) -> dict[str, tor
     if missing := [name for name in wanted if name not in found]:
         raise ModelSourceInvalid(f"{files.folder}: the checkpoint lacks {', '.join(missing)}")
     return {name: tensor.float() for name, tensor in found.items()}
+
+
+def load_linear(folder: Path, name: str, inputs: int, outputs: int) -> torch.nn.Linear:
+    """A linear layer in float32 from a file of its own: ``name.safetensors``, else the pickle ``name.pt``.
+
+    Raises ModelSourceInvalid.
+    """
+    from safetensors.torch import load_file
+
+    file = folder / f"{name}.safetensors"
+    if not file.exists():
+        file = folder / f"{name}.pt"
+    try:
+        if file.suffix == ".pt":  # whoever is here has allowed it; nothing but tensors is made of it all the same
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            read_headers([file])
+            tensors = load_file(file)
+    except (SafetensorError, OSError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        raise ModelSourceInvalid(f"{file} can't be read: {_first_line(error)}") from error
+    layer = torch.nn.Linear(inputs, outputs)
+    layer.requires_grad_(False)
+    for part, place in layer.named_parameters():
+        tensor = tensors.get(part) if isinstance(tensors, dict) else None
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != place.shape:
+            raise ModelSourceInvalid(f"{file} has no {part} of shape {tuple(place.shape)}")
+        place.copy_(tensor)
+    return layer.eval()
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from sie_core import (
 )
 
 from sie_adapters_torch._adapter import TorchAdapter
+from sie_adapters_torch.bge_m3 import BgeM3Adapter
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
 from sie_adapters_torch.dense import DenseAdapter
 from sie_adapters_torch.multivector import MultivectorAdapter
@@ -42,6 +43,7 @@ _ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
     "torch-sparse": SparseAdapter,
     "torch-cross-encoder": CrossEncoderAdapter,
     "torch-multivector": MultivectorAdapter,
+    "torch-bge-m3": BgeM3Adapter,
 }
 
 
