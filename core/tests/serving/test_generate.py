@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 
 import attrs
@@ -71,6 +71,13 @@ class Reader:
     @property
     def text(self) -> str:
         return "".join(choice["text"] for piece in self.pieces for choice in piece["choices"])
+
+
+async def numbered(pieces: AsyncGenerator[bytes | list[bytes]]) -> AsyncGenerator[tuple[int, bytes | list[bytes]]]:
+    place = 0
+    async for piece in pieces:
+        yield place, piece
+        place += 1
 
 
 @attrs.define(eq=False)
@@ -377,6 +384,48 @@ def test_a_deadline_that_passes_while_the_model_loads_names_it(play: Play) -> No
         async with serving(talker(load_s=20.0)) as site:
             with pytest.raises(DeadlineExceeded, match="loading"):
                 await site.service.stream("chat", asked(), Reader(), deadline_s=1.0)
+
+    play(scene())
+
+
+@pytest.mark.parametrize("silent_s", [2.4, 2.6, 3600.0])
+def test_an_engine_that_falls_silent_in_the_middle_of_an_answer_is_not_waited_for_for_ever(
+    play: Play, monkeypatch: pytest.MonkeyPatch, silent_s: float
+) -> None:
+    said = FakeStreamEngine.stream
+
+    async def falls_silent(self: FakeStreamEngine, request: GenerateRequest) -> AsyncGenerator[bytes | list[bytes]]:
+        async with aclosing(said(self, request)) as pieces:
+            async for place, piece in numbered(pieces):
+                if place == 3:
+                    await asyncio.sleep(silent_s)
+                yield piece
+
+    async def scene() -> None:
+        async with serving(talker(token_s=1.0, deadline_s=3.5)) as site:
+            await site.service.load("chat")
+            monkeypatch.setattr(FakeStreamEngine, "stream", falls_silent)
+            reader = Reader()
+            asking = site.service.stream("chat", asked("a " * 10), reader)
+            if silent_s < 2.5:  # with the second that a piece takes anyway
+                await asking
+                assert (len(reader.got), site.outcomes) == (11, {"ok": 1})
+                return
+            with pytest.raises(DeadlineExceeded, match=r"nothing for 3\.5 s"):
+                await asking
+            assert (len(reader.got), now() - reader.at[-1]) == (3, pytest.approx(3.5))
+            assert (site.engine().running, site.outcomes) == (0, {"DEADLINE_EXCEEDED": 1})
+
+    play(scene())
+
+
+def test_a_client_that_takes_its_time_over_a_piece_is_not_taken_for_a_silent_engine(play: Play) -> None:
+    async def scene() -> None:
+        async with serving(talker(token_s=1.0, deadline_s=2.5)) as site:
+            await site.service.load("chat")
+            reader = Reader(slow=20.0)
+            await site.service.stream("chat", asked("a b c"), reader)
+            assert (len(reader.got), site.outcomes) == (4, {"ok": 1})
 
     play(scene())
 

@@ -14,6 +14,7 @@ from attrs import define, evolve, field
 from sie_core.adapter import StreamEngine
 from sie_core.errors import DeadlineExceeded, InferenceError, Unsupported
 from sie_core.serving._job import translate
+from sie_core.serving._silence import Silence
 from sie_core.serving._splice import Signature, Splice
 from sie_core.serving._turns import Lasting
 from sie_core.types import GenerateRequest
@@ -55,12 +56,38 @@ class _Course:
     runs: bool = False
     queue_s: float = 0.0
     first_s: float | None = None
+    silence: Silence | None = None
 
-    def begin(self, first_s: float, *, bounded: bool) -> None:
-        """The first piece is there. From here on an answer may take its time, unless it is ``bounded``."""
+    def begin(self, first_s: float, *, silence_s: float | None) -> None:
+        """The first piece is there. From here on an answer may take its time, but for ``silence_s`` between two pieces.
+
+        ``None``: it keeps its deadline.
+        """
         self.first_s = first_s
-        if not bounded and self.limit is not None and not self.limit.expired():
+        if silence_s is not None and self.limit is not None and not self.limit.expired():
             self.limit.reschedule(None)
+            self.silence = Silence(self.limit, silence_s)
+
+    async def next(self, pieces: AsyncGenerator[bytes | list[bytes]]) -> bytes | list[bytes] | None:
+        """What comes next, or none."""
+        if self.silence is None:
+            return await _next(pieces)
+        self.silence.ask()
+        piece = await _next(pieces)
+        self.silence.heard()
+        return piece
+
+    def end(self) -> None:
+        """The answer is over, one way or another."""
+        if self.silence is not None:
+            self.silence.over()
+
+    def too_late(self, silence_s: float) -> DeadlineExceeded:
+        """What the request ends with once its limit has run out."""
+        if self.silence is not None and self.silence.broke:
+            return DeadlineExceeded(f"the engine has said nothing for {silence_s:g} s in the middle of its answer")
+        where = "was running" if self.runs else "was waiting for its turn"
+        return DeadlineExceeded(f"the request's deadline passed while it {where}")
 
 
 class Generator:
@@ -98,9 +125,10 @@ class Generator:
             request = evolve(request, body=body)
             async with self._inside(visit, request, course) as engine:
                 async with aclosing(_pieces(engine, request)) as pieces:
-                    while (piece := await _next(pieces)) is not None:
+                    while (piece := await course.next(pieces)) is not None:
                         if course.first_s is None:
-                            course.begin(perf_counter() - visit.began, bounded=whole)
+                            silence_s = None if whole else visit.lane.spec.deadline_s
+                            course.begin(perf_counter() - visit.began, silence_s=silence_s)
                         ready = splice.take_all(piece) if isinstance(piece, list) else splice.take(piece)
                         if ready is not None:
                             await emit(ready)
@@ -134,8 +162,9 @@ class Generator:
         except TimeoutError:
             if course.limit is None or not course.limit.expired():
                 raise
-            where = "was running" if course.runs else "was waiting for its turn"
-            raise DeadlineExceeded(f"the request's deadline passed while it {where}") from None
+            raise course.too_late(lane.spec.deadline_s) from None
+        finally:
+            course.end()
 
     def _done(
         self,
