@@ -354,9 +354,10 @@ class Lifecycle:
         if seat is None or seat.worker is not worker or seat.dead is not None:
             return
         seat.dead = reason
-        soon = self.roster.now() - record.resident_at < LIVED_S
-        record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
-        record.crash = reason
+        if record.state not in (_R.PARKING, _R.PARKED):  # It had nothing to do: that tells nothing of the next one.
+            soon = self.roster.now() - record.resident_at < LIVED_S
+            record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
+            record.crash = reason
         seat.lose(EngineDied(f"the engine of model {record.name!r} died: {reason}"))
         if record.state not in (_R.RESIDENT, _R.DRAINING, _R.PARKED):
             return
