@@ -109,7 +109,7 @@ async def test_bad_requests(served: Start, path: str, change: dict[str, Any], pa
         response = await s.http.post(path, json=asked(**change))
     body = response.json()
     assert response.status_code == 400, body
-    assert body.keys() == {"message", "error"}
+    assert body.keys() == {"message", "detail", "error"}
     assert body["message"] == body["error"]["message"]
     assert (body["error"]["param"], body["error"].get("index")) == (param, index)
     assert body["error"]["type"] == "invalid_request_error"
@@ -126,8 +126,9 @@ async def test_errors_as_these_clients_know_them(served: Start) -> None:
     assert unknown.json()["error"]["suggestions"] == ["ranker"]
     assert (not_finite.status_code, not_finite.json()["error"]["items"]) == (500, [1])
     assert packed.headers["content-type"] == "application/json"
-    assert packed.json()["message"]
-    assert nowhere.json().keys() == {"message", "error"}
+    # Cohere's clients read the one, Jina's the other.
+    assert packed.json()["message"] == packed.json()["detail"] == packed.json()["error"]["message"]
+    assert nowhere.json().keys() == {"message", "detail", "error"}
 
 
 # --- embed -------------------------------------------------------------------------------------------
@@ -153,6 +154,23 @@ async def test_every_embedding_type_of_the_same_vectors(served: Start) -> None:
     for name in ("int8", "uint8", "binary", "ubinary"):
         assert shown[name] == convert(vector, name).tolist()
     assert len(shown["binary"]) == 48
+
+
+async def test_the_first_version_of_embed_gives_bare_floats_unless_types_are_named(served: Start) -> None:
+    asked = {"model": "mini", "texts": ["hello", "there you are"], "input_type": "search_query"}
+    async with served() as s:
+        bare = await s.http.post("/v1/embed", json=asked)
+        typed = await s.http.post("/v1/embed", json={**asked, "embedding_types": ["float", "int8"], "truncate": "END"})
+        unknown = await s.http.post("/v1/embed", json={**asked, "model": "minni"})
+    expected = expected_vector("there you are", params=EncodeParams(is_query=True))
+    assert bare.json()["response_type"] == "embeddings_floats"
+    assert bare.json()["embeddings"][1] == pytest.approx(expected.tolist())
+    assert bare.json()["texts"] == asked["texts"]
+    assert bare.json()["meta"]["api_version"] == {"version": "1"}
+    assert typed.json()["response_type"] == "embeddings_by_type"
+    assert typed.json()["embeddings"]["float"] == bare.json()["embeddings"]
+    assert typed.json()["embeddings"]["int8"][1] == convert(expected, "int8").tolist()
+    assert (unknown.status_code, unknown.json()["message"]) == (404, unknown.json()["detail"])
 
 
 @pytest.mark.parametrize("kind", ["search_document", "search_query", "classification", "clustering", None])

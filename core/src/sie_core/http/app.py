@@ -39,7 +39,7 @@ CLIENT_GONE: Final = 499
 LAST_ANSWER_S: Final = 2.0
 """A client whose WebSocket was refused has so long to take the answer."""
 _OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions")
-_COHERE_PATHS = ("/v1/rerank", "/rerank", "/v2/")
+_COHERE_PATHS = ("/v1/rerank", "/rerank", "/v1/embed", "/v2/")
 _NATIVE_PATHS = ("/v1/encode/", "/v1/score/", "/v1/extract/", "/v1/generate/", "/v1/status", "/v1/admin", "/ws/")
 
 
@@ -93,7 +93,8 @@ def _routes(site: Site) -> list[BaseRoute]:
         route("POST", "/v1/rerank", cohere.rerank_v1),
         route("POST", "/rerank", cohere.rerank_v1),
         route("POST", "/v2/rerank", cohere.rerank_v2),
-        route("POST", "/v2/embed", cohere.embed),
+        route("POST", "/v1/embed", cohere.embed_v1),
+        route("POST", "/v2/embed", cohere.embed_v2),
         route("GET", "/v1/models", models.list_models),
         route("GET", "/v1/models/{model:path}", models.show_model),
         route("GET", "/v1/status", status.show_status),
@@ -159,7 +160,7 @@ class Application:
     async def _answer(self, exchange: Exchange) -> None:
         scope = exchange.scope
         try:
-            self._keys.check(scope["path"], exchange.headers.get(b"authorization", b""))
+            exchange.operator = self._keys.check(scope["path"], exchange.headers.get(b"authorization", b""))
             route = self._fixed.get((scope["method"], scope["path"]))
             if route is None:
                 await self._router(scope, exchange.receive, exchange.tell)
@@ -171,7 +172,8 @@ class Application:
         except Exception as error:
             if exchange.started:  # Too late for another answer: the server closes the connection.
                 raise
-            await exchange.reply(render(error, dialect_of(scope["path"]), msgpack=exchange.wants_msgpack))
+            msgpack, operator = exchange.wants_msgpack, exchange.operator
+            await exchange.reply(render(error, dialect_of(scope["path"]), msgpack=msgpack, operator=operator))
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])

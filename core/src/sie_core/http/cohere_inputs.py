@@ -1,4 +1,4 @@
-"""Requests of Cohere's and Jina's clients: rerank in both versions, and embed in the second.
+"""Requests of Cohere's and Jina's clients: rerank and embed, each in both versions.
 
 Fields that change nothing in an answer (``priority``) are ignored; one that would change it and can't be honoured is
 refused.
@@ -39,13 +39,17 @@ class RerankRequest:
 
 @frozen(eq=False)
 class EmbedRequest:
-    """A Cohere request to embed, checked. ``texts``: what to send back with the vectors; ``None`` with images."""
+    """A Cohere request to embed, checked. ``texts``: what to send back with the vectors; ``None`` with images.
+
+    ``types_named``: whether the request had embedding types.
+    """
 
     model: str
     items: tuple[Item, ...]
     params: EncodeParams
     pictures: Pictures
     types: tuple[str, ...]
+    types_named: bool
     texts: tuple[str, ...] | None
 
 
@@ -115,7 +119,7 @@ def _truncate(body: Mapping[Any, Any]) -> bool | None:
 
 
 def parse_embed(body: Mapping[Any, Any], limits: Limits) -> EmbedRequest:
-    """Check the body of ``POST /v2/embed``. Raises InvalidInput, Unsupported, BodyTooLarge."""
+    """Check the body of a request to embed. Raises InvalidInput, Unsupported, BodyTooLarge."""
     model = _model(body)
     kind = body.get("input_type")
     if kind is not None and kind not in INPUT_TYPES:
@@ -131,7 +135,8 @@ def parse_embed(body: Mapping[Any, Any], limits: Limits) -> EmbedRequest:
         truncate=_cut(body.get("truncate")),
         lora=check_lora(body.get("lora")),
     )
-    return EmbedRequest(model, items, params, pictures, _embedding_types(body.get("embedding_types")), texts)
+    types = body.get("embedding_types")
+    return EmbedRequest(model, items, params, pictures, _embedding_types(types), types is not None, texts)
 
 
 def _embed_inputs(

@@ -1,8 +1,8 @@
 """From errors to answers: one table for every error of SIE, several dialects, JSON and msgpack.
 
 The native dialect answers ``{"detail": {...}}``, the OpenAI dialect ``{"error": {...}}``; those who rerank get that
-and the ``message`` outside as well, where Cohere has it; paths that clients of both use carry both
-shapes. Everything that leaves the server as an error goes through :func:`render`.
+and the message outside as well, as ``message``, where Cohere has it, and as ``detail``, where Jina has it; paths that
+clients of both use carry both shapes. Everything that leaves the server as an error goes through :func:`render`.
 """
 
 from __future__ import annotations
@@ -168,8 +168,11 @@ def rule_for(kind: type[BaseException]) -> Rule | None:
     return next((RULES[ancestor] for ancestor in kind.__mro__ if ancestor in RULES), None)
 
 
-def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False) -> Reply:
-    """Turn an error into an answer. Unknown exceptions are logged, and become a 500 that says nothing of the inside."""
+def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False, operator: bool = False) -> Reply:
+    """Turn an error into an answer. Unknown exceptions are logged, and become a 500 that says nothing of the inside.
+
+    ``operator``: whether who asks may see the error's ``details``.
+    """
     error = _translate(error)
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, HttpError):
@@ -181,6 +184,8 @@ def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False) -> 
     if isinstance(error, e.InferenceError) and error.__cause__ is not None:
         _log.error("%s", message, exc_info=error.__cause__)  # What an engine raised would be seen by its client only.
     detail = {"code": rule.code or getattr(error, "code", "INTERNAL_ERROR"), "message": message, **_details(error)}
+    if operator and isinstance(error, e.SieError) and error.details and not rule.opaque:
+        detail["details"] = error.details
     status = rule.openai_status or rule.status if dialect in _FOREIGN else rule.status
     if not rule.retry:
         headers.append((b"x-should-retry", b"false"))
@@ -241,5 +246,5 @@ def _body(detail: dict[str, Any], status: int, dialect: Dialect) -> dict[str, An
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {**detail, "type": kind, "param": detail.get("param")}
     if dialect is Dialect.COHERE:
-        return {"message": detail["message"], "error": error}
+        return {"message": detail["message"], "detail": detail["message"], "error": error}
     return {"error": error} if dialect is Dialect.OPENAI else {"error": error, "detail": detail}

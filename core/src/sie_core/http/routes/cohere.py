@@ -1,4 +1,4 @@
-"""``/v1/rerank``, ``/rerank``, ``/v2/rerank`` and ``/v2/embed``, as Cohere's and Jina's clients know them."""
+"""``/v1/rerank``, ``/rerank``, ``/v2/rerank``, ``/v1/embed`` and ``/v2/embed``, as Cohere's and Jina's clients know them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sie_core.http.wire import Reply, pack
 from sie_core.serving import ScoreResult
 from sie_core.types import EncodeOutput
 
-__all__ = ["embed", "rerank_v1", "rerank_v2"]
+__all__ = ["embed_v1", "embed_v2", "rerank_v1", "rerank_v2"]
 
 _DTYPES: Final = {"float": "float32", "base64": "float32"}
 """Embedding types that are no dtype of the same name."""
@@ -73,23 +73,33 @@ def _fresh_id() -> str:
     return str(uuid.uuid4())
 
 
-async def embed(site: Site, exchange: Exchange) -> Reply:
+async def embed_v1(site: Site, exchange: Exchange) -> Reply:
+    """Cohere's first version: bare lists of floats for who names no embedding types."""
+    request, vectors, answer = await _embedded(site, exchange, "1")
+    if request.types_named:
+        return pack({**answer, "response_type": "embeddings_by_type", "embeddings": vectors})
+    return pack({**answer, "response_type": "embeddings_floats", "embeddings": vectors["float"]})
+
+
+async def embed_v2(site: Site, exchange: Exchange) -> Reply:
     """Cohere's second version: every embedding type that is asked for, of the same vectors."""
+    _, vectors, answer = await _embedded(site, exchange, "2")
+    return pack({**answer, "response_type": "embeddings_by_type", "embeddings": vectors})
+
+
+async def _embedded(
+    site: Site, exchange: Exchange, version: str
+) -> tuple[EmbedRequest, dict[str, list[Any]], dict[str, Any]]:
+    """The request, the vectors by type, and what both versions say beside them."""
     request = parse_embed(await read_object(exchange, site.limits), site.limits)
     model = checked_name(request.model)
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
         result = await site.service.encode(model, items, request.params)
-    vectors = await _embeddings(request, result.outputs)
-    answer: dict[str, Any] = {
-        "id": _fresh_id(),
-        "response_type": "embeddings_by_type",
-        "embeddings": vectors,
-        "meta": _meta("2", input_tokens=result.tokens),
-    }
+    answer: dict[str, Any] = {"id": _fresh_id(), "meta": _meta(version, input_tokens=result.tokens)}
     if request.texts is not None:
         answer["texts"] = request.texts
-    return pack(answer)
+    return request, await _embeddings(request, result.outputs), answer
 
 
 async def _embeddings(request: EmbedRequest, outputs: Sequence[EncodeOutput]) -> dict[str, list[Any]]:
