@@ -7,7 +7,7 @@ from typing import Any
 
 from sie_core import EncodeParams, InvalidInput, Unsupported
 
-__all__ = ["asked", "boolean", "chosen", "count", "number", "one_of", "template"]
+__all__ = ["asked", "boolean", "chosen", "count", "no_instruction", "number", "one_of", "template"]
 
 Check = Callable[[Any], Any]
 """Gives the value, or raises ValueError with what it should be."""
@@ -79,3 +79,9 @@ def chosen(model: str, labels: Sequence[str], known: Sequence[str]) -> frozenset
                 f"{model} has no label {label!r}; it has {', '.join(known)}", supported=tuple(known), param="labels"
             )
     return frozenset(labels or known)
+
+
+def no_instruction(model: str, params: EncodeParams) -> None:
+    """Raises Unsupported for an instruction, which the model can't be given."""
+    if params.instruction is not None:
+        raise Unsupported(f"{model} takes no instruction", param="instruction")

@@ -18,6 +18,7 @@ __all__ = [
     "CrossEncoderOptions",
     "DenseOptions",
     "EntityOptions",
+    "LengthOptions",
     "LoadOptions",
     "MultivectorOptions",
     "SparseOptions",
@@ -84,13 +85,19 @@ class LoadOptions:
 
 
 @frozen(kw_only=True)
-class TextOptions(LoadOptions):
-    """How text becomes tokens. Common to every text family of this package."""
+class LengthOptions(LoadOptions):
+    """How long a text may be. Common to every text family of this package."""
 
     max_length: int | None = _option(
         None, "Tokens an input may have, special ones included. Not set: what the model's files say.", _positive
     )
     truncate: bool = _option(False, "Cut longer inputs instead of refusing them; a request can say so for itself.")
+
+
+@frozen(kw_only=True)
+class TextOptions(LengthOptions):
+    """What is put before a text. Common to the families that take prompts."""
+
     prompts: Mapping[str, str] = field(
         factory=dict, metadata={"help": "Texts put before an input, by name, over those in the model's files."}
     )
@@ -195,7 +202,7 @@ class CrossEncoderOptions(TextOptions):
 
 
 @frozen(kw_only=True)
-class EntityOptions(TextOptions):
+class EntityOptions(LengthOptions):
     """Options of ``torch-entities``."""
 
     aggregation: Aggregation = _option(  # noqa: RUF009 - it makes a field
@@ -210,7 +217,7 @@ class EntityOptions(TextOptions):
 
 
 @frozen(kw_only=True)
-class ClassifierOptions(TextOptions):
+class ClassifierOptions(LengthOptions):
     """Options of ``torch-classifier``."""
 
     activation: Activation | None = _option(  # noqa: RUF009 - it makes a field

@@ -32,7 +32,7 @@ from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
 from sie_adapters_torch._engine import Parts, TorchEngine
 from sie_adapters_torch._files import ModelFiles, Prompts
 from sie_adapters_torch._lora import Base, Loras
-from sie_adapters_torch._options import TextOptions
+from sie_adapters_torch._options import LengthOptions
 from sie_adapters_torch._packed_bert import PackedBert
 from sie_adapters_torch._tokenise import Tokeniser, Tokens
 from sie_adapters_torch._torch import out_of_memory
@@ -52,7 +52,7 @@ class Reading:
     files: ModelFiles
     tokeniser: Tokeniser
     prompts: Prompts
-    options: TextOptions
+    options: LengthOptions
 
 
 @frozen(eq=False)

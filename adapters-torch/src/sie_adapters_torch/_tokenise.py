@@ -192,6 +192,25 @@ class Tokeniser:
             _check_unicode(enumerate(texts))
             raise
 
+    def encodings(self, texts: Sequence[str]) -> list[Any]:
+        """The same as the tokenizers library has them, with tokens and offsets (in code points)."""
+        try:
+            found: list[Any] = self._backend.encode_batch(texts, add_special_tokens=False)
+        except (TypeError, UnicodeError):
+            _check_unicode(enumerate(texts))
+            raise
+        return found
+
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special ids before and after a text."""
+        return self._before, self._after
+
+    @property
+    def marks_subwords(self) -> bool:
+        """Whether tokens that go on with a word have a mark of their own, as ## in WordPiece."""
+        return bool(getattr(self._backend.model, "continuing_subword_prefix", None))
+
     def pair(self, first: str, second: str) -> Any:
         """What the tokenizers library makes of two texts, special ids included."""
         return self._backend.encode(first, second)

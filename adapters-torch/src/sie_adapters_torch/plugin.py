@@ -24,6 +24,7 @@ from sie_adapters_torch._adapter import TorchAdapter
 from sie_adapters_torch.bge_m3 import BgeM3Adapter
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
 from sie_adapters_torch.dense import DenseAdapter
+from sie_adapters_torch.entities import EntitiesAdapter
 from sie_adapters_torch.multivector import MultivectorAdapter
 from sie_adapters_torch.sparse import SparseAdapter
 
@@ -42,6 +43,7 @@ _ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
     "torch-dense": DenseAdapter,
     "torch-sparse": SparseAdapter,
     "torch-cross-encoder": CrossEncoderAdapter,
+    "torch-entities": EntitiesAdapter,
     "torch-multivector": MultivectorAdapter,
     "torch-bge-m3": BgeM3Adapter,
 }
