@@ -16,7 +16,6 @@ STILL_BUILT = {
     "torch-multivector",
     "torch-bge-m3",
     "torch-image-text",
-    "torch-classifier",
     "torch-gliner",
 }
 """Adapters that the catalogue names before they are registered."""

@@ -53,3 +53,52 @@ class TestCrossEncoderOnTheCpu(CrossEncoder):
 
 class TestCrossEncoderOnAnEmulatedDevice(Emulated, CrossEncoder):
     pass
+
+
+class Entities(Family):
+    @pytest.fixture
+    def model(self, make: Any, tmp_path: Path) -> ModelSpec:
+        labels = dict(enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")))
+        settings = {"head": "AutoModelForTokenClassification", "num_labels": 5, "id2label": labels}
+        return make.spec(make.transformer(tmp_path / "tagger", **settings), "torch-entities")  # type: ignore[no-any-return]
+
+
+class TestEntitiesOnTheCpu(Entities):
+    pass
+
+
+class TestEntitiesOnAnEmulatedDevice(Emulated, Entities):
+    pass
+
+
+class Classifier(Family):
+    @pytest.fixture
+    def model(self, make: Any, tmp_path: Path) -> ModelSpec:
+        settings = {"head": "AutoModelForSequenceClassification", "num_labels": 3}
+        return make.spec(make.transformer(tmp_path / "model", **settings), "torch-classifier")  # type: ignore[no-any-return]
+
+
+class TestClassifierOnTheCpu(Classifier):
+    pass
+
+
+class TestClassifierOnAnEmulatedDevice(Emulated, Classifier):
+    pass
+
+
+class ByInference(Family):
+    """Labels that the request brings."""
+
+    @pytest.fixture
+    def model(self, make: Any, tmp_path: Path) -> ModelSpec:
+        names = dict(enumerate(("contradiction", "neutral", "entailment")))
+        settings = {"head": "AutoModelForSequenceClassification", "num_labels": 3, "id2label": names, "limit": 36}
+        return make.spec(make.transformer(tmp_path / "nli", **settings), "torch-classifier")  # type: ignore[no-any-return]
+
+    @pytest.fixture
+    def labels(self) -> tuple[str, ...]:
+        return ("fox",)
+
+
+class TestByInferenceOnAnEmulatedDevice(Emulated, ByInference):
+    pass

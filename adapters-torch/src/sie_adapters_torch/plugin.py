@@ -22,6 +22,7 @@ from sie_core import (
 
 from sie_adapters_torch._adapter import TorchAdapter
 from sie_adapters_torch.bge_m3 import BgeM3Adapter
+from sie_adapters_torch.classifier import ClassifierAdapter
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
 from sie_adapters_torch.dense import DenseAdapter
 from sie_adapters_torch.entities import EntitiesAdapter
@@ -44,6 +45,7 @@ _ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
     "torch-sparse": SparseAdapter,
     "torch-cross-encoder": CrossEncoderAdapter,
     "torch-entities": EntitiesAdapter,
+    "torch-classifier": ClassifierAdapter,
     "torch-multivector": MultivectorAdapter,
     "torch-bge-m3": BgeM3Adapter,
 }
