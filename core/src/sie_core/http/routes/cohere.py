@@ -1,4 +1,4 @@
-"""``/v1/rerank``, ``/rerank``, ``/v2/rerank``, ``/v1/embed`` and ``/v2/embed``, as Cohere's and Jina's clients know them."""
+"""Rerank and embed, each in two versions, as Cohere's and Jina's clients know them."""
 
 from __future__ import annotations
 
