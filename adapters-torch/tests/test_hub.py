@@ -98,7 +98,8 @@ class Hub:
 @pytest.fixture
 def hub(make: Any, tiny_bert: Path, copy_of: Any) -> Iterator[Hub]:
     folder = make.modules(copy_of(tiny_bert), dense=6)
-    for extra in ("pytorch_model.bin", "onnx/model.onnx", "own.py", "rust_model.ot"):
+    (folder / "artifact.metadata").write_text("{}")
+    for extra in ("pytorch_model.bin", "onnx/model.onnx", "own.py", "rust_model.ot", "sparse_linear.pt"):
         (folder / extra).parent.mkdir(exist_ok=True)
         (folder / extra).write_bytes(b"not wanted")
     hub = Hub(folder)
@@ -161,7 +162,9 @@ def test_only_what_is_needed_is_fetched_and_then_kept(steps: Any, hub: Hub, make
     assert (before, after) == (None, 6)  # describing fetches nothing
     names = {str(file.relative_to(folder)) for file in Path(folder).rglob("*") if file.is_file()}
     assert {"config.json", "model.safetensors", "2_Dense/model.safetensors", "tokenizer.json"} <= names
-    assert not {"pytorch_model.bin", "onnx/model.onnx", "own.py", "rust_model.ot"} & set(hub.fetched)
+    assert "artifact.metadata" in names  # ColBERT's settings
+    unwanted = {"pytorch_model.bin", "onnx/model.onnx", "own.py", "rust_model.ot", "sparse_linear.pt"}
+    assert not unwanted & set(hub.fetched)
     from sie_adapters_torch.dense import DenseAdapter
 
     local = DenseAdapter().reserve(make.spec(hub.folder), []).ranks[0].min_bytes
