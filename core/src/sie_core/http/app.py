@@ -20,7 +20,7 @@ from sie_core.http.exchange import ClientGone, Exchange, Patrols
 from sie_core.http.limits import Limits
 from sie_core.http.patrol import Patrol
 from sie_core.http.remote import RemoteImages
-from sie_core.http.routes import admin, cohere, encode, generation, models, openai, ops, status, tasks
+from sie_core.http.routes import admin, cohere, description, encode, generation, models, openai, ops, status, tasks
 from sie_core.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def _routes(site: Site) -> list[BaseRoute]:
         route("GET", "/healthz", ops.healthz),
         route("GET", "/readyz", ops.readyz),
         route("GET", "/metrics", ops.metrics),
+        route("GET", "/openapi.json", description.openapi),
     ]
 
 
