@@ -207,6 +207,47 @@ def save_dense(folder: Path, inputs: int, outputs: int, activation: str = "torch
     save_file(weights, folder / "model.safetensors")
 
 
+def save_dual_encoder(folder: Path, kind: str) -> Path:
+    """A CLIP or SigLIP model over the tokenizer that is in the folder."""
+    import torch
+    import transformers
+    from transformers import AutoTokenizer
+
+    name = "CLIP" if kind == "clip" else "Siglip"
+    vocabulary = len(AutoTokenizer.from_pretrained(str(folder)))
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text: dict[str, Any] = small | {"vocab_size": vocabulary, "max_position_embeddings": 16, "eos_token_id": 3}
+    vision: dict[str, Any] = small | {"image_size": 24, "patch_size": 8, "num_channels": 3}
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision, projection_dim=20)
+    model = getattr(transformers, f"{name}Model")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(str(folder))
+    about: dict[str, Any] = {
+        "image_processor_type": f"{name}ImageProcessor", "do_resize": True, "do_rescale": True, "do_normalize": True,
+        "do_convert_rgb": True, "resample": 3, "rescale_factor": 1 / 255,
+        "image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28],
+    }  # fmt: skip
+    if kind == "clip":
+        about |= {"do_center_crop": True, "size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}}
+    else:
+        about["size"] = {"height": 24, "width": 24}
+    (folder / "preprocessor_config.json").write_text(json.dumps(about))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dual_encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A CLIP and a SigLIP model. Read only."""
+    found = {}
+    for kind, words in (("clip", "bert"), ("siglip", "t5")):
+        folder = save_transformer(tmp_path_factory.mktemp("models") / kind, words, limit=16)
+        found[kind] = save_dual_encoder(folder, kind)
+    return found
+
+
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A transformers model alone: no files of sentence-transformers. Read only."""
@@ -313,6 +354,7 @@ def make() -> Any:
     class Helpers:
         words = WORDS
         transformer = staticmethod(save_transformer)
+        dual_encoder = staticmethod(save_dual_encoder)
         modules = staticmethod(save_modules)
         spec = staticmethod(spec_for)
         context = staticmethod(context)

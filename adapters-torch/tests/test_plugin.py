@@ -43,7 +43,6 @@ def test_serving_a_model_leaves_out_what_it_does_not_need() -> None:
         "pandas",
         "datasets",
         "torchvision",
-        "PIL",
         "transformers.pipelines",
     )
     code = f"""

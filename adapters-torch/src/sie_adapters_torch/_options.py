@@ -18,6 +18,7 @@ __all__ = [
     "CrossEncoderOptions",
     "DenseOptions",
     "EntityOptions",
+    "ImageTextOptions",
     "LengthOptions",
     "LoadOptions",
     "MultivectorOptions",
@@ -119,7 +120,20 @@ class DenseOptions(TextOptions):
     matryoshka: tuple[int, ...] | None = _option(
         None, "Sizes that a request may ask for with dimensions. Not set: what the model's config.json declares."
     )
+    instruction_template: str | None = _option(
+        None,
+        "What is put before a query with an instruction: a text with {instruction} in it. Not set: the instruction "
+        "itself, before queries and documents.",
+    )
+    document_instruction_template: str | None = _option(
+        None, "The same for everything that is no query. Not set, with instruction_template: documents take none."
+    )
     max_loras: int = _option(8, _MAX_LORAS, _not_negative)
+
+    @instruction_template.validator
+    @document_instruction_template.validator
+    def _instruction(self, attribute: Attribute[str | None], given: str | None) -> None:
+        _holds(attribute.name, given, "{instruction}")
 
     @matryoshka.validator
     def _sizes(self, _: Any, sizes: tuple[int, ...] | None) -> None:
@@ -235,6 +249,22 @@ class ClassifierOptions(LengthOptions):
     @hypothesis_template.validator
     def _hypothesis(self, _: Any, given: str) -> None:
         _holds("hypothesis_template", given, "{}")
+
+
+MOST_PIXELS = 178_956_970
+"""What Pillow itself refuses, as a decompression bomb."""
+
+
+@frozen(kw_only=True)
+class ImageTextOptions(TextOptions):
+    """Options of ``torch-image-text``."""
+
+    normalise: bool = _option(True, "Scale vectors to length 1.")
+    max_pixels: int = _option(
+        MOST_PIXELS // 2,
+        "Pixels that an image may have, looked at before it is decoded.",
+        validators.in_(range(1, MOST_PIXELS + 1)),
+    )
 
 
 T = TypeVar("T")

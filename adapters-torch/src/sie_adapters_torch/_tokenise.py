@@ -12,6 +12,7 @@ from sie_core import InputTooLong, InvalidInput, Item, ModelSourceInvalid
 
 from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._options import LoadOptions
+from sie_adapters_torch._python_tokenizer import PythonTokenizer
 
 __all__ = ["Tokeniser", "Tokens"]
 
@@ -66,12 +67,13 @@ class Tokeniser:
         self.inputs: tuple[str, ...] = ()
         """What its models take, by the names that transformers has for it."""
         self.unknown_id: int | None = None
+        self.pads_left = False
         self.special_ids: dict[str, int] = {}
         """Ids by the names that transformers has for them: ``cls_token``, ``eos_token``, …"""
 
     @classmethod
-    def load(cls, files: ModelFiles, options: LoadOptions, config: Any) -> Tokeniser:
-        """Raises ModelSourceInvalid."""
+    def load(cls, files: ModelFiles, options: LoadOptions, config: Any, *, slow: bool = False) -> Tokeniser:
+        """``slow``: take one that transformers has in Python only, too. Raises ModelSourceInvalid."""
         from tokenizers import Tokenizer
         from transformers import AutoTokenizer
 
@@ -84,10 +86,11 @@ class Tokeniser:
             raise ModelSourceInvalid(
                 f"{files.folder}: the tokenizer can't be loaded: {type(error).__name__}: {text[0] if text else ''}"
             ) from error
-        if not getattr(wrapper, "is_fast", False):
+        fast = getattr(wrapper, "is_fast", False)
+        if not fast and not slow:
             raise ModelSourceInvalid(f"{files.folder}: the model has no fast tokenizer (tokenizer.json)")
         # A copy: the wrapper sets padding and truncation on its own, and calls from several threads would clash.
-        backend = Tokenizer.from_str(wrapper.backend_tokenizer.to_str())
+        backend: Any = Tokenizer.from_str(wrapper.backend_tokenizer.to_str()) if fast else PythonTokenizer(wrapper)
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         vocabulary = int(getattr(text_config, "vocab_size", 0) or backend.get_vocab_size())
         if backend.get_vocab_size() < vocabulary // 2:
@@ -100,6 +103,7 @@ class Tokeniser:
         filler_id = wrapper.mask_token_id if wrapper.mask_token_id is not None else wrapper.eos_token_id
         made = cls(backend, limit=files.max_length, vocabulary=vocabulary, pad_id=pad_id, filler_id=filler_id)
         made.inputs, made.unknown_id = tuple(wrapper.model_input_names), wrapper.unk_token_id
+        made.pads_left = wrapper.padding_side == "left"
         named = {name: getattr(wrapper, f"{name}_id", None) for name in _SPECIAL_TOKENS}
         made.special_ids = {name: int(found) for name, found in named.items() if found is not None}
         return made

@@ -26,6 +26,7 @@ from sie_adapters_torch.classifier import ClassifierAdapter
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
 from sie_adapters_torch.dense import DenseAdapter
 from sie_adapters_torch.entities import EntitiesAdapter
+from sie_adapters_torch.image_text import ImageTextAdapter
 from sie_adapters_torch.multivector import MultivectorAdapter
 from sie_adapters_torch.sparse import SparseAdapter
 
@@ -47,6 +48,7 @@ _ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
     "torch-entities": EntitiesAdapter,
     "torch-classifier": ClassifierAdapter,
     "torch-multivector": MultivectorAdapter,
+    "torch-image-text": ImageTextAdapter,
     "torch-bge-m3": BgeM3Adapter,
 }
 
