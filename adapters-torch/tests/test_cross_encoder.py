@@ -375,6 +375,25 @@ def test_a_reranker_that_writes_its_answer_is_refused_with_a_hint(load: Any, mak
     assert "converted to ForSequenceClassification" in said
 
 
+OWN_CODE = """
+from transformers import BertConfig, BertForSequenceClassification
+class OwnConfig(BertConfig):
+    model_type = "own-ranker"
+class OwnRanker(BertForSequenceClassification):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_with_code_of_its_own(load: Any, make: Any, tiny: Path, copy_of: Any) -> None:
+    folder = copy_of(tiny)
+    (folder / "own_ranker.py").write_text(OWN_CODE)
+    auto = {"AutoConfig": "own_ranker.OwnConfig", "AutoModelForSequenceClassification": "own_ranker.OwnRanker"}
+    make.edit_json(folder / "config.json", model_type="own-ranker", auto_map=auto)
+    assert "trust_remote_code" in refused(load, folder, UnsafeSource)
+    ours = scores(ranker(load, folder, trust_remote_code=True), QUERY, DOCUMENTS)
+    np.testing.assert_array_equal(ours, scores(ranker(load, tiny), QUERY, DOCUMENTS))
+
+
 def test_modules_that_are_not_known_are_refused(load: Any, tiny: Path, copy_of: Any) -> None:
     folder = copy_of(tiny)
 

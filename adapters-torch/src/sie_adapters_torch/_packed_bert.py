@@ -34,7 +34,7 @@ class PackedBert:
         self._heads = int(config.num_attention_heads)
         self._wide = int(config.intermediate_size)
         self._chunk = chunk
-        offset = 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
+        offset = 0 if type(module).__name__ == "BertModel" else int(config.pad_token_id) + 1
         self._first_position = offset
 
     @staticmethod

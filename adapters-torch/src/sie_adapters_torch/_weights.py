@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,10 +25,10 @@ __all__ = ["HeadKind", "checkpoint_tensors", "load_config", "load_linear", "load
 
 HeadKind = Literal["masked_lm", "sequence_classification", "token_classification"]
 """Heads that belong to a checkpoint."""
-_HEAD_MAPPINGS: dict[HeadKind, str] = {
-    "masked_lm": "MODEL_FOR_MASKED_LM_MAPPING",
-    "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+_HEADS: dict[HeadKind, tuple[str, str]] = {
+    "masked_lm": ("MODEL_FOR_MASKED_LM_MAPPING", "AutoModelForMaskedLM"),
+    "sequence_classification": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "AutoModelForSequenceClassification"),
+    "token_classification": ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "AutoModelForTokenClassification"),
 }
 
 # Encoder-decoders of which an embedding model is the encoder half.
@@ -71,7 +71,7 @@ def load_model(files: ModelFiles, options: LoadOptions, head: HeadKind | None = 
     config = load_config(files, options)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    maker, extra = _with_head(config, files, head) if head else _encoder_alone(config, files, options)
+    maker, extra = _with_head(config, files, options, head) if head else _encoder_alone(config, files, options)
     extra |= {"attn_implementation": options.attn}
     try:
         try:
@@ -99,12 +99,15 @@ def load_model(files: ModelFiles, options: LoadOptions, head: HeadKind | None = 
     return model, config
 
 
-def _with_head(config: Any, files: ModelFiles, head: HeadKind) -> tuple[Any, dict[str, Any]]:
+def _with_head(config: Any, files: ModelFiles, options: LoadOptions, head: HeadKind) -> tuple[Any, dict[str, Any]]:
     from transformers.models.auto import modeling_auto
 
-    maker = getattr(modeling_auto, _HEAD_MAPPINGS[head]).get(type(config), None)
+    mapping, auto = _HEADS[head]
+    maker = getattr(modeling_auto, mapping).get(type(config), None)
     if isinstance(maker, tuple):
         maker = maker[0]
+    if maker is None and options.trust_remote_code and auto in _own_code(files.config):
+        return getattr(modeling_auto, auto), {"trust_remote_code": True}
     if maker is None or getattr(config, "is_encoder_decoder", False):
         raise ModelSourceInvalid(
             f"{files.folder}: transformers has no encoder with a head for {head.replace('_', ' ')} "
@@ -120,6 +123,18 @@ def _encoder_alone(config: Any, files: ModelFiles, options: LoadOptions) -> tupl
 
     if name := _ENCODER_HALF.get(config.model_type):
         return getattr(transformers, name), {}
+    if _changed_decoder(files, config):
+        if "AutoModel" not in _own_code(files.config):
+            raise ModelSourceInvalid(
+                f"{files.folder / 'config.json'} wants a {config.model_type} whose tokens see those that follow them; "
+                "transformers has none, and without it the vectors would be wrong"
+            )
+        if not options.trust_remote_code:
+            raise UnsafeSource(
+                f"{files.folder} comes with its own Python code for a {config.model_type}, which may attend otherwise "
+                "than that of transformers; set trust_remote_code: true to run it"
+            )
+        return AutoModel, {"trust_remote_code": True}
     if type(config) not in MODEL_MAPPING:
         if options.trust_remote_code:
             return AutoModel, {"trust_remote_code": True}
@@ -128,6 +143,30 @@ def _encoder_alone(config: Any, files: ModelFiles, options: LoadOptions) -> tupl
     # The pooler serves next-sentence prediction; an embedding never reads it.
     has_pooler = not isinstance(maker, tuple) and "add_pooling_layer" in inspect.signature(maker).parameters
     return (AutoModel if isinstance(maker, tuple) else maker), ({"add_pooling_layer": False} if has_pooler else {})
+
+
+# Decoders of transformers that know the option themselves.
+_KNOW_DIRECTIONS = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")
+
+
+def _changed_decoder(files: ModelFiles, config: Any) -> bool:
+    """Whether a decoder of transformers was made to look ahead, or into something else that only its own code knows."""
+    from transformers.models.auto import modeling_auto
+
+    kind = config.model_type
+    if kind not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in (
+        *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        *_KNOW_DIRECTIONS,
+    ):
+        return False
+    said = files.config
+    looks_ahead = said.get("is_causal") is False or bool(said.get("use_bidirectional_attention"))
+    return looks_ahead or (type(config).__module__.startswith("transformers.") and "AutoModel" in _own_code(said))
+
+
+def _own_code(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = said.get("auto_map")
+    return found if isinstance(found, dict) else {}
 
 
 def _read(
