@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sie_core import BatchRequest, EncodeOutput, EngineEvents, ModelSpec, Output, TransitionContext, Unsupported
+from sie_core import (
+    BatchRequest,
+    EncodeOutput,
+    EncodeParams,
+    EngineEvents,
+    ModelSpec,
+    Output,
+    TransitionContext,
+    Unsupported,
+)
 
 from sie_adapters_torch._dense_files import DenseFiles
 from sie_adapters_torch._engine import Parts, Step, bring_up
@@ -33,7 +42,7 @@ def load_dense(model: ModelSpec, files: DenseFiles, ctx: TransitionContext, even
         reading = Reading(files.model, Tokeniser.load(files.model, options, config), files.prompts, options)
         modules = torch.nn.ModuleList([encoder, head])
         parts = Parts(model, options, capabilities_of(files), files.model.folder, modules, size_of(files, options))
-        return DenseEngine(parts, account, reading, files)
+        return DenseEngine(parts, account, reading, files, options)
 
     return bring_up(model, ctx, events, make)
 
@@ -41,9 +50,20 @@ def load_dense(model: ModelSpec, files: DenseFiles, ctx: TransitionContext, even
 class DenseEngine(TextEngine):
     """One vector a text."""
 
-    def __init__(self, parts: Parts, account: str, reading: Reading, files: DenseFiles) -> None:
+    def __init__(self, parts: Parts, account: str, reading: Reading, files: DenseFiles, options: DenseOptions) -> None:
         super().__init__(parts, account, reading)
         self._files = files
+        self._templates = (options.document_instruction_template, options.instruction_template)
+
+    def prompt(self, params: EncodeParams) -> str:
+        """With templates an instruction is what they are filled with, or still the name of one of the prompts."""
+        wanted, prompts = params.instruction, self._files.prompts
+        if wanted is None or wanted in prompts.named or not any(self._templates):
+            return super().prompt(params)
+        template = self._templates[params.is_query]
+        if template is None:
+            return prompts.query if params.is_query else prompts.document
+        return template.replace("{instruction}", wanted)
 
     def wish(self, request: BatchRequest) -> int | None:
         """How many dimensions; ``None``: all."""
