@@ -156,6 +156,13 @@ def test_prompts(load: Any, make: Any, tiny: Path) -> None:
     assert np.abs(asked - plain).max() > 1e-3
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_close_and_comes_out_as_float32(load: Any, make: Any, tiny: Path, dtype: str) -> None:
+    full = weights(load(tiny, adapter="torch-sparse"), TEXTS, make.encode)
+    half = weights(load(tiny, adapter="torch-sparse", dtype=dtype), TEXTS, make.encode)
+    assert 0 < np.abs(full - half).max() < 0.1
+
+
 # --- fewer weights -------------------------------------------------------------------------------------
 
 
