@@ -1,0 +1,146 @@
+"""Scores, entities and classes through the server, with models that take turns on a device for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sie_core import ModelSpec, Residency
+from sie_core.config import ServerConfig
+from sie_core.http import create_app
+from sie_core.memory.emulated import EmulatedDevice
+from sie_core.memory.ledger import Ledger
+from sie_core.plugins import Plugins
+from sie_core.residency import Registry, RegistrySettings
+from sie_core.serving import Service
+
+CLASSIFIER, TAGGER = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+QUERY = "a quick dog"
+DOCUMENTS = ["the red fox", "dog", "the river runs under a blue house"]
+Serve = Callable[..., AbstractAsyncContextManager[tuple[httpx.AsyncClient, Registry]]]
+
+
+@pytest.fixture(scope="module")
+def models(make: Any, tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
+    folder: Path = tmp_path_factory.mktemp("models")
+    nli = dict(enumerate(("contradiction", "neutral", "entailment")))
+    tags = dict(enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")))
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {
+        "ranker": ("torch-cross-encoder", {"head": CLASSIFIER, "num_labels": 1}),
+        "tagger": ("torch-entities", {"head": TAGGER, "num_labels": 5, "id2label": tags}),
+        "judge": ("torch-classifier", {"head": CLASSIFIER, "num_labels": 3, "id2label": nli}),
+    }
+    return [
+        make.spec(make.transformer(folder / name, **settings), adapter) for name, (adapter, settings) in kinds.items()
+    ]
+
+
+@pytest.fixture
+def serve(models: list[ModelSpec]) -> Serve:
+    @asynccontextmanager
+    async def running(size: int = 8 * 1024 * 1024) -> AsyncIterator[tuple[httpx.AsyncClient, Registry]]:
+        device, ledger, plugins = EmulatedDevice("emulated:0", size), Ledger(), Plugins.load()
+        ledger.add_account("host", total=1 << 34)
+        ledger.add_account(device.name, total=device.total())
+        registry = Registry(plugins, ledger, [device], RegistrySettings(host_cache_bytes=1 << 30, load_wait_s=60))
+        registry.apply(models)
+        await registry.start()
+        service = Service(registry)
+        app = create_app(service, ServerConfig(), plugins=plugins)
+        try:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sie", timeout=60) as http:
+                yield http, registry
+        finally:
+            await registry.shutdown(20.0)
+            service.close()
+        assert not ledger.claims()
+        assert device.used() == 0
+
+    return running
+
+
+async def asked(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    response = await http.post(path, json=body, headers={"accept": "application/json"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_scores(serve: Serve, make: Any, models: list[ModelSpec], load: Any) -> None:
+    from sie_core import BatchRequest, EncodeParams, Item, Task
+
+    items = [Item(text=document) for document in DOCUMENTS]
+    engine = load(models[0])
+    outputs = engine.run(engine.prepare(BatchRequest(Task.SCORE, items, EncodeParams(), query=Item(text=QUERY))))
+    expected = [output.score for output in outputs]
+    best = sorted(range(3), key=lambda index: -expected[index])
+    async with serve() as (http, _):
+        found = await asked(http, "/v1/score/ranker", query={"text": QUERY}, items=[{"text": one} for one in DOCUMENTS])
+        ranked = await asked(http, "/v1/rerank", model="ranker", query=QUERY, documents=DOCUMENTS, top_n=2)
+    assert [each["item_id"] for each in found["scores"]] == [str(index) for index in best]
+    assert [each["score"] for each in found["scores"]] == pytest.approx([expected[index] for index in best], abs=1e-5)
+    assert [each["index"] for each in ranked["results"]] == best[:2]
+    assert found["usage"]["input_tokens"] == sum(output.tokens for output in outputs)
+
+
+async def test_entities_and_classes(serve: Serve) -> None:
+    items = [{"text": one} for one in DOCUMENTS]
+    async with serve() as (http, _):
+        tagged = await asked(http, "/v1/extract/tagger", items=items)
+        judged = await asked(http, "/v1/extract/judge", items=items)
+        labelled = await asked(http, "/v1/extract/judge", items=items, params={"labels": ["fox", "dog", "house"]})
+    spans = [entity for item in tagged["items"] for entity in item["entities"]]
+    assert spans
+    for text, item in zip(DOCUMENTS, tagged["items"], strict=True):
+        assert all(text[each["start"] : each["end"]] == each["text"] for each in item["entities"])
+    for answer, labels in ((judged, {"contradiction", "neutral", "entailment"}), (labelled, {"fox", "dog", "house"})):
+        for item in answer["items"]:
+            assert {each["label"] for each in item["classifications"]} == labels
+            assert sum(each["score"] for each in item["classifications"]) == pytest.approx(1, abs=1e-5)
+
+
+async def test_errors_name_the_item_and_what_there_is(serve: Serve) -> None:
+    long = "fox " * 60
+    async with serve() as (http, _):
+        replies = [
+            await http.post(
+                "/v1/score/ranker", json={"query": {"text": "a"}, "items": [{"text": "b"}, {"text": long}]}
+            ),
+            await http.post("/v1/extract/tagger", json={"items": [{"text": "fox"}], "params": {"labels": ["ORG"]}}),
+            await http.post("/v1/extract/ranker", json={"items": [{"text": "fox"}]}),
+            await http.post("/v1/encode/judge", json={"items": [{"text": "fox"}]}),
+            await http.post("/v1/score/judge", json={"query": {"text": "a"}, "items": [{"text": "fox"}]}),
+        ]
+    assert [reply.status_code for reply in replies] == [400] * 5
+    said = [reply.text for reply in replies]
+    assert '"index":1' in said[0].replace(" ", "")
+    assert "PER" in said[1]
+    assert "LOC" in said[1]
+    assert "score" in said[2]
+    assert "extract" in said[3]
+    assert "extract" in said[4]
+
+
+async def test_they_take_turns_and_answer_as_before(serve: Serve, models: list[ModelSpec]) -> None:
+    items = [{"text": one} for one in DOCUMENTS]
+    requests: dict[str, tuple[str, dict[str, Any]]] = {
+        "ranker": ("/v1/score/ranker", {"query": {"text": QUERY}, "items": items}),
+        "tagger": ("/v1/extract/tagger", {"items": items}),
+        "judge": ("/v1/extract/judge", {"items": items, "params": {"labels": ["fox", "dog"]}}),
+    }
+    answers: dict[str, set[str]] = {name: set() for name in requests}
+    async with serve(256 * 1024) as (http, registry):
+        for turn in range(9):
+            name = list(requests)[turn % 3]
+            path, body = requests[name]
+            response = await http.post(path, json=body, headers={"accept": "application/json"})
+            assert response.status_code == 200, response.text
+            answers[name].add(response.text)
+            assert registry.status(name).residency is Residency.RESIDENT
+            if turn >= 3:
+                others = {registry.status(other).residency for other in requests if other != name}
+                assert others == {Residency.PARKED}
+    assert {name: len(found) for name, found in answers.items()} == dict.fromkeys(requests, 1)
