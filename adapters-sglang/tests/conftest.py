@@ -42,8 +42,8 @@ class Events:
 
     deaths: list[str] = field(factory=list)
 
-    def died(self, reason: str) -> None:
-        self.deaths.append(reason)
+    def died(self, reason: str, details: str = "") -> None:
+        self.deaths.append(f"{reason}\n{details}")
 
     def request_growth(self, account: str, nbytes: int) -> bool:
         return False

@@ -407,4 +407,4 @@ async def test_a_start_that_stands_still_ends_with_the_logs_last_lines(tiny: Any
         again = await server.chat()
         assert again.status_code == 503
         assert int(again.headers["retry-after"]) > 20
-        assert "Loading safetensors: 100% 4/4" in (await server.row())["last_error"]["message"]
+        assert "Loading safetensors: 100% 4/4" in (await server.row())["last_error"]["details"]

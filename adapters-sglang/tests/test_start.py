@@ -30,7 +30,7 @@ from sie_core import (
 def test_the_end_of_the_log_stands_in_the_error(home: Any, start: Any) -> None:
     with pytest.raises(EngineStartError, match=r"exit code 5(.|\n)*the last words") as caught:
         start(home.model(how={"say": "the last words", "exit": 5}))
-    assert "keys *** ***" in caught.value.message
+    assert "keys *** ***" in caught.value.details
     assert not caught.value.permanent
     assert list(state_folder().iterdir()) == []
 

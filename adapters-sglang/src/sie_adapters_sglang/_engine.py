@@ -72,7 +72,10 @@ class SglangEngine(StreamEngine):
         running.listener.append(self._ended)
         if not running.process.alive:
             self.close(TransitionContext())
-            raise EngineStartError(f"the engine ended as soon as it was ready:\n{running.process.log_tail()}")
+            error = EngineStartError(
+                "the engine ended as soon as it was ready; the server's log has the end of its own"
+            )
+            raise error.explained(f"the end of its log:\n{running.process.log_tail()}")
         if told is not None:
             self.plan.measured(
                 self.devices[0], told, max(filter(None, map(self._process_bytes, self.devices)), default=None)
@@ -125,7 +128,7 @@ class SglangEngine(StreamEngine):
         reason = self._why_gone(0.0) or "the engine is gone"
         self._gate.die(reason)
         self.emulated.give_back()
-        self._events.died(f"{reason}; the end of its log:\n{self._running.process.log_tail(12)}")
+        self._events.died(reason, f"the end of its log:\n{self._running.process.log_tail(12)}")
 
     def _why_gone(self, wait_s: float) -> str | None:
         process = self._running.process

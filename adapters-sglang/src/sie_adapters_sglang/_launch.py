@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
 
 from attrs import define, field, frozen
-from sie_core import DeviceOutOfMemory, EngineStartError, ModelSpec, TransitionCancelled, TransitionContext
+from sie_core import DeviceOutOfMemory, EngineStartError, ModelSpec, SieError, TransitionCancelled, TransitionContext
 
 from sie_adapters_sglang._argv import Place, command_line
 from sie_adapters_sglang._control import Control, Keys
@@ -29,6 +28,7 @@ __all__ = ["Running", "start"]
 
 _POLL_S = 0.25
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|Not enough memory\. Please try")
+_MANY_LINES = 1000
 _ATTEMPTS = 2
 """A port may be taken between the moment it is picked and the moment it is bound."""
 
@@ -81,7 +81,7 @@ def start(model: ModelSpec, plan: Plan, ctx: TransitionContext) -> Running:
     """Start the engine and wait until it answers.
 
     Raises:
-        EngineStartError: with the end of its log.
+        EngineStartError: with the end of its log in its details.
         DeviceOutOfMemory: by its own word.
         BadOptions, ResourceExhausted, TransitionCancelled
     """
@@ -167,7 +167,7 @@ def _launch(
         control = Control(url, keys)
         undo.callback(control.close)
         _wait_ready(plan, ctx, process, control)
-        config.unlink()
+        config.unlink(missing_ok=True)
         undo.pop_all()
     ctx.progress(1.0, "ready")
     return Running(process, control, keys, url, saver, ports, listener=listener)
@@ -223,13 +223,15 @@ class _Health:
             self._answers.append(self._control.healthy(timeout_s=30.0))
 
 
-def _failed(process: EngineProcess, what: str) -> Exception:
+def _failed(process: EngineProcess, what: str) -> SieError:
     tail = process.log_tail()
-    text = f"the engine {what}; the end of its log:\n{tail}" if tail else f"the engine {what}, and its log is empty"
-    if _OUT_OF_MEMORY.search(tail):
-        return DeviceOutOfMemory(text)
-    return EngineStartError(text)
+    if not tail:
+        return EngineStartError(f"the engine {what}, and its log is empty")
+    text, details = f"the engine {what}; the server's log has the end of its own", f"the end of its log:\n{tail}"
+    if _OUT_OF_MEMORY.search(process.log_tail(_MANY_LINES)):  # every rank may have a long last word
+        return DeviceOutOfMemory(text).explained(details)
+    return EngineStartError(text).explained(details)
 
 
-def _ending(code: int | None) -> Any:
+def _ending(code: int | None) -> str:
     return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

@@ -220,8 +220,11 @@ class DefaultModel:
 class EngineEvents(Protocol):
     """What an engine may tell the core, from any thread."""
 
-    def died(self, reason: str) -> None:
-        """The engine is gone; its claims are released and the next request loads cold."""
+    def died(self, reason: str, details: str = "") -> None:
+        """The engine is gone; its claims are released and the next request loads cold.
+
+        ``details``: what only those see who run the server, such as the end of its log.
+        """
 
     def request_growth(self, account: str, nbytes: int) -> bool:
         """Ask for more bytes than were promised. ``False``: they are not to be had."""

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "BodyTooLarge",
@@ -104,9 +104,21 @@ __all__ = [
 
 
 class SieError(Exception):
-    """Root of all errors. ``code`` is the stable, machine-readable name that clients see."""
+    """Root of all errors. ``code`` is the stable, machine-readable name that clients see.
+
+    ``details`` is for those who run the server, and may have many lines: the end of an engine's log.
+    """
 
     code: ClassVar[str] = "INTERNAL_ERROR"
+    details: str = ""
+
+    def explained(self, details: str) -> Self:
+        """The error with its ``details``."""
+        self.details = details
+        return self
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.details}" if self.details else super().__str__()
 
     @property
     def message(self) -> str:

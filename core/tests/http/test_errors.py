@@ -42,7 +42,7 @@ from sie_core import (
 )
 from sie_core.http.errors import RULES, Dialect, render, rule_for
 from sie_testing import FaultPoints
-from website import Served, Start, until
+from website import Served, Start, key_line, until
 
 
 def leaves() -> list[type[SieError]]:
@@ -228,6 +228,49 @@ async def test_load_failures_say_whether_to_hope(served: Start) -> None:
     assert cooling.status_code == 503
     assert 1 <= int(cooling.headers["retry-after"]) <= 60
     assert "x-should-retry" not in cooling.headers
+
+
+_LOG = "the end of its log:\n  File /srv/models/loader.py, line 7"
+
+
+async def test_the_details_of_a_load_failure_are_for_those_who_run_the_server(
+    served: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(api_keys=(key_line("inference", "in-key"), key_line("admin", "root-key"))) as s:
+        FaultPoints.of("mini").fail("load", EngineStartError("no engine came").explained(_LOG), times=1)
+        told = {}
+        for key in ("in-key", "root-key"):
+            s.http.headers["authorization"] = f"Bearer {key}"
+            failed = await s.embed()
+            assert "no engine came" in failed.json()["error"]["message"]
+            card = (await s.http.get("/v1/models/mini")).json()
+            status = (await s.http.get("/v1/status")).json()
+            row = next(row for row in status["models"] if row["name"] == "mini")
+            told[key] = [failed.json()["error"], card["last_error"], row["last_error"]]
+            assert ("loader.py" in failed.text + str(card) + str(status)) is (key == "root-key")
+    assert [shown.get("details") for shown in told["in-key"]] == [None, None, None]
+    assert [shown.get("details") for shown in told["root-key"]] == [_LOG, _LOG, _LOG]
+    assert _LOG in caplog.text
+
+
+@pytest.mark.parametrize("key", ["in-key", "root-key"])
+async def test_so_are_the_details_of_an_engines_death(
+    served: Start, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(api_keys=(key_line("inference", "in-key"), key_line("admin", "root-key"))) as s:
+        s.http.headers["authorization"] = f"Bearer {key}"
+        await s.service.load("slow")
+        engine = s.engine("slow")
+        body = {"model": "slow", "prompt": "a " * 100, "stream": True}
+        asking = asyncio.create_task(s.http.post("/v1/completions", json=body))
+        await until(lambda: engine.emitted)
+        engine.die("it fell over", _LOG)
+        broken = await asking
+        whole = broken.text
+    assert (broken.status_code, "[DONE]" in whole) == (200, False)
+    assert "it fell over" in whole
+    assert ("loader.py" in whole) is (key == "root-key")
+    assert _LOG in caplog.text
 
 
 async def _fill(s: Served) -> list[asyncio.Task[Any]]:

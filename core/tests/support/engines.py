@@ -36,7 +36,7 @@ class RecordingAdapter(FakeAdapter):
 class Silent:
     """Engine events that nobody listens to."""
 
-    def died(self, reason: str) -> None:
+    def died(self, reason: str, details: str = "") -> None:
         return None
 
     def request_growth(self, account: str, nbytes: int) -> bool:

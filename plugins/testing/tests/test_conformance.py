@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class Events:
-    def died(self, reason: str) -> None: ...
+    def died(self, reason: str, details: str = "") -> None: ...
 
     def request_growth(self, account: str, nbytes: int) -> bool:
         return False

@@ -54,7 +54,7 @@ class Events:
     def __init__(self) -> None:
         self.deaths: list[str] = []
 
-    def died(self, reason: str) -> None:
+    def died(self, reason: str, details: str = "") -> None:
         self.deaths.append(reason)
 
     def request_growth(self, account: str, nbytes: int) -> bool:

@@ -153,7 +153,10 @@ def _refused(response: httpx.Response, body: Mapping[str, Any]) -> CommandError:
     if retry.isdigit():
         details["retry_after_s"] = int(retry)
         hint = hint or f"worth another try in {retry} s"
-    return CommandError(str(detail.get("message") or response.reason_phrase), code=code, hint=hint, details=details)
+    message = str(detail.get("message") or response.reason_phrase)
+    if detail.get("details"):
+        message += f"\n{detail['details']}"
+    return CommandError(message, code=code, hint=hint, details=details)
 
 
 def _reason(error: Exception) -> str:

@@ -225,6 +225,8 @@ def _failures(rows: list[dict[str, Any]]) -> None:
         tries = error.get("attempts") or 0
         again = "not tried again until the configuration changes" if error.get("permanent") else f"{tries} attempt(s)"
         print(printable(f"{name}: {error.get('code')}: {error.get('message')} ({again})"))
+        if error.get("details"):
+            print(printable(error["details"], newlines=True))
 
 
 def _dims(dims: object) -> str:

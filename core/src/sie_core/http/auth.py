@@ -17,13 +17,14 @@ __all__ = ["KeyRing", "check_bind", "role_for"]
 
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
 _ADMIN: Final = "/v1/admin"
+_ADMIN_ROLE: Final = "admin"
 
 
 def role_for(path: str) -> str | None:
     """The role that a path wants; ``None``: anybody may ask."""
     if path in _OPEN:
         return None
-    return "admin" if path == _ADMIN or path.startswith(_ADMIN + "/") else "inference"
+    return _ADMIN_ROLE if path == _ADMIN or path.startswith(_ADMIN + "/") else "inference"
 
 
 class KeyRing:
@@ -36,21 +37,22 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def check(self, path: str, authorization: bytes) -> None:
-        """Let the request pass, or say why not.
+    def check(self, path: str, authorization: bytes) -> bool:
+        """Let the request pass, or say why not. True: who asks runs the server.
 
         Raises:
             Unauthorized: no key, or an unknown one.
             Forbidden: the key's role does not reach this far.
         """
         if not self._keys:
-            return
+            return True
         wanted = role_for(path)
         if wanted is None:
-            return
+            return False
         role = self._role_of(authorization)
-        if role != wanted and role != "admin":
+        if role not in (wanted, _ADMIN_ROLE):
             raise Forbidden(f"this key has the role {role!r}, and {path} wants {wanted!r}")
+        return role == _ADMIN_ROLE
 
     def _role_of(self, authorization: bytes) -> str:
         scheme, _, secret = authorization.partition(b" ")

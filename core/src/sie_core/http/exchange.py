@@ -30,7 +30,7 @@ class Patrols:
 class Exchange:
     """One HTTP request, and what its headers say about media types."""
 
-    __slots__ = ("headers", "patrols", "receive", "scope", "send", "started", "status")
+    __slots__ = ("headers", "operator", "patrols", "receive", "scope", "send", "started", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, patrols: Patrols) -> None:
         self.patrols = patrols
@@ -38,6 +38,8 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.operator = False
+        """Whether who asks may see the inside of the server."""
         self.started = False
         self.status = 0
 

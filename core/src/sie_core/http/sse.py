@@ -53,7 +53,7 @@ class EventStream:
 
     async def fail(self, error: Exception) -> None:
         """The answer broke off: say why, and leave out what ends a complete one."""
-        event = render(error, Dialect.OPENAI).body
+        event = render(error, Dialect.OPENAI, operator=self._exchange.operator).body
         await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % event})
 
     async def _start(self) -> None:

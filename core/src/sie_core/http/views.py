@@ -37,8 +37,11 @@ def openai_card(status: ModelStatus, site: Site) -> dict[str, Any]:
     return {"id": status.name, "object": "model", "created": int(site.started_at), "owned_by": "sie"}
 
 
-def model_card(status: ModelStatus) -> dict[str, Any]:
-    """What the model can do and how it is, as the native clients list it. Sizes in bytes."""
+def model_card(status: ModelStatus, *, operator: bool) -> dict[str, Any]:
+    """What the model can do and how it is, as the native clients list it. Sizes in bytes.
+
+    ``operator``, here and below: whether who asks may see the details of errors.
+    """
     known = status.capabilities
     state = STATES[status.residency]
     return {
@@ -50,14 +53,14 @@ def model_card(status: ModelStatus) -> dict[str, Any]:
         "outputs": list(known.outputs) if known else [],
         "dims": dict(known.dims) if known else {},
         "max_sequence_length": known.max_sequence_length if known else None,
-        "last_error": _last_error(status),
+        "last_error": _failure(status.failure, operator),
         "residency": status.residency.value,
         "device_bytes": status.device_bytes,
         "host_bytes": status.host_bytes,
     }
 
 
-def model_status(status: ModelStatus) -> dict[str, Any]:
+def model_status(status: ModelStatus, *, operator: bool = True) -> dict[str, Any]:
     """The model as operators watch it. Sizes in bytes, times in seconds."""
     progress = status.progress
     return {
@@ -72,24 +75,24 @@ def model_status(status: ModelStatus) -> dict[str, Any]:
         "leases": status.leases,
         "queued": status.queued,
         "epoch": status.epoch,
-        "last_error": _last_error(status),
+        "last_error": _failure(status.failure, operator),
         "load_s": status.load_s,
         "park_s": status.park_s,
         "wake_s": status.wake_s,
         "progress": None if progress is None else {"fraction": progress[0], "note": progress[1]},
-        "loras": [_lora(lora) for lora in status.loras],
+        "loras": [_lora(lora, operator) for lora in status.loras],
         "figures": dict(status.figures),
     }
 
 
-def _lora(lora: LoraStatus) -> dict[str, Any]:
+def _lora(lora: LoraStatus, operator: bool) -> dict[str, Any]:
     return {
         "name": lora.name,
         "source": lora.source,
         "loaded": lora.loaded,
         "device_bytes": lora.device_bytes if lora.loaded else 0,
         "in_use": lora.in_use,
-        "last_error": _failure(lora.failure),
+        "last_error": _failure(lora.failure, operator),
     }
 
 
@@ -106,13 +109,13 @@ def account_status(account: AccountState) -> dict[str, Any]:
     }
 
 
-def server_status(status: ServerStatus) -> dict[str, Any]:
+def server_status(status: ServerStatus, *, operator: bool) -> dict[str, Any]:
     """Accounts, host tier and models, without what changes by itself (the uptime)."""
     tier = status.host_tier
     return {
         "accounts": [account_status(account) for account in status.accounts],
         "host_cache": {"budget": tier.budget, "used": tier.used, "idle": tier.idle},
-        "models": [model_status(model) for model in status.models],
+        "models": [model_status(model, operator=operator) for model in status.models],
     }
 
 
@@ -145,17 +148,15 @@ def decision(one: Decision) -> dict[str, Any]:
     }
 
 
-def _last_error(status: ModelStatus) -> dict[str, Any] | None:
-    return _failure(status.failure)
-
-
-def _failure(failure: LoadFailure | None) -> dict[str, Any] | None:
+def _failure(failure: LoadFailure | None, operator: bool) -> dict[str, Any] | None:
     if failure is None:
         return None
+    shown = {"details": failure.details} if operator and failure.details else {}
     return {
         "code": failure.code,
         "error_class": failure.error_class,
         "message": failure.message,
         "attempts": failure.attempts,
         "permanent": failure.permanent,
+        **shown,
     }

@@ -27,12 +27,13 @@ class Events:
     record: Record
     loop: asyncio.AbstractEventLoop
     worker: EngineWorker
-    dead: str | None = None
+    dead: tuple[str, str] | None = None
+    """Why, and in detail."""
 
-    def died(self, reason: str) -> None:
+    def died(self, reason: str, details: str = "") -> None:
         """The engine is gone; its claims are released and the next request loads cold."""
-        self.dead = reason
-        self.loop.call_soon_threadsafe(self.lifecycle.died, self.record, self.worker, reason)
+        self.dead = reason, details
+        self.loop.call_soon_threadsafe(self.lifecycle.died, self.record, self.worker, reason, details)
 
     def request_growth(self, account: str, nbytes: int) -> bool:
         """More bytes than were promised, if they are there for the taking. Not from the event loop's own thread."""

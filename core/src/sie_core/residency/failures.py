@@ -32,6 +32,13 @@ class LoadFailure:
     message: str
     attempts: int
     retry_at: float | None
+    details: str = ""
+    """For those who run the server."""
+
+    @property
+    def whole(self) -> str:
+        """All that is known of it."""
+        return f"{self.message}\n{self.details}" if self.details else self.message
 
     @property
     def permanent(self) -> bool:
@@ -49,7 +56,7 @@ class LoadFailure:
             reason=self.message,
             permanent=self.permanent,
             attempts=self.attempts,
-        )
+        ).explained(self.details)
 
     def refusal(self, model: str, now: float) -> SieError | None:
         """What a later request sees: 502 for good, 503 while the cool-down runs, ``None`` once it is over."""
@@ -65,7 +72,7 @@ class LoadFailure:
         return kind(
             f"{what}: {self.message}; the next attempt is allowed in {wait:.0f} s",
             retry_after_s=wait,
-        )
+        ).explained(self.details)
 
 
 def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
@@ -81,14 +88,15 @@ def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
         message=message,
         attempts=attempts,
         retry_at=None if permanent else now + _cooldown(attempts),
+        details=error.details if isinstance(error, SieError) else "",
     )
 
 
-def crashed(reason: str, *, deaths: int, now: float) -> LoadFailure | None:
+def crashed(reason: str, details: str, *, deaths: int, now: float) -> LoadFailure | None:
     """What becomes of a model whose engine died: after the first of ``deaths`` in a row it may load at once."""
     if deaths < 2:
         return None
-    return LoadFailure(EngineDied.code, EngineDied.__name__, reason, deaths, now + _cooldown(deaths - 1))
+    return LoadFailure(EngineDied.code, EngineDied.__name__, reason, deaths, now + _cooldown(deaths - 1), details)
 
 
 def _cooldown(attempts: int) -> float:

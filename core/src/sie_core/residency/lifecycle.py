@@ -263,7 +263,7 @@ class Lifecycle:
         record.retained, record.figures = {}, {}
         self.loras.engine_gone(record)
         if record.crash is not None:
-            record.failure = crashed(record.crash, deaths=record.deaths, now=roster.now()) or record.failure
+            record.failure = crashed(*record.crash, deaths=record.deaths, now=roster.now()) or record.failure
         after = _R.FAILED if record.failure is not None else _R.UNLOADED
         roster.set(record, after, reason)
         self.admission.gone(record)
@@ -348,17 +348,18 @@ class Lifecycle:
 
     # --- death, growth, tasks ----------------------------------------------------------------------
 
-    def died(self, record: Record, worker: EngineWorker, reason: str) -> None:
+    def died(self, record: Record, worker: EngineWorker, reason: str, details: str = "") -> None:
         """An engine says that it is gone. A transition that runs on it notices when it ends."""
         seat = record.seat
         if seat is None or seat.worker is not worker or seat.dead is not None:
             return
         seat.dead = reason
+        log.warning("%s: its engine died: %s", record.name, f"{reason}\n{details}" if details else reason)
         if record.state not in (_R.PARKING, _R.PARKED):  # It had nothing to do: that tells nothing of the next one.
             soon = self.roster.now() - record.resident_at < LIVED_S
             record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
-            record.crash = reason
-        seat.lose(EngineDied(f"the engine of model {record.name!r} died: {reason}"))
+            record.crash = reason, details
+        seat.lose(EngineDied(f"the engine of model {record.name!r} died: {reason}").explained(details))
         if record.state not in (_R.RESIDENT, _R.DRAINING, _R.PARKED):
             return
         plan = record.drain.plan if record.drain is not None else None

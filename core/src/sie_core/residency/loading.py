@@ -160,8 +160,8 @@ class Loading:
                 engine, worker, record.spec, record.epoch, roster.permits_of(placed.devices, pool)
             )
             report = await self._examine(record, seat)
-            if events.dead is not None:
-                seat.dead = events.dead
+            if events.dead is not None:  # maybe before there was a seat to tell of it
+                life.died(record, worker, *events.dead)
             after = roster.used(placed.devices)
         for account in placed.devices:
             realised = report.devices.get(account)
@@ -211,7 +211,7 @@ class Loading:
         roster = self._life.roster
         record.attempts += 1
         record.failure = failure = classify(error, attempts=record.attempts, now=roster.now())
-        log.warning("%s: could not be loaded (%s): %s", record.name, failure.error_class, failure.message)
+        log.warning("%s: could not be loaded (%s): %s", record.name, failure.error_class, failure.whole)
         roster.decide(record.name, "load failed", f"{failure.error_class}: {failure.message}")
         if roster.observer is not None:
             roster.observer.model_loaded(record.name, 0.0, outcome=failure.error_class)

@@ -293,8 +293,8 @@ class Record:
     attempts: int = 0
     deaths: int = 0
     """Engines that died in a row, each soon after it had become resident."""
-    crash: str | None = None
-    """How the engine died whose unload is under way."""
+    crash: tuple[str, str] | None = None
+    """How the engine died whose unload is under way: in a line, and in detail."""
     drain: Drain | None = None
     retire: str | None = None
     """Unload as soon as the state allows, for this reason."""

@@ -32,7 +32,7 @@ _AMPLE = 1 << 40
 class Events:
     """An engine's way to the core; there is none here."""
 
-    def died(self, reason: str) -> None:
+    def died(self, reason: str, details: str = "") -> None:
         raise AssertionError(f"the engine says that it died: {reason}")
 
     def request_growth(self, account: str, nbytes: int) -> bool:

@@ -314,11 +314,11 @@ class FakeLifecycle(Engine):
             self._held.free()
             self.closed = True
 
-    def die(self, reason: str = "killed by the test") -> None:
+    def die(self, reason: str = "killed by the test", details: str = "") -> None:
         """Die now, as a child process does: the core is told, and every later call fails."""
         self.dead = True
         self._held.free()
-        self._events.died(reason)
+        self._events.died(reason, details)
 
     def grow(self, account: str, nbytes: int) -> bool:
         """Ask the core for more bytes than were promised."""

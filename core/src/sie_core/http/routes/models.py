@@ -16,7 +16,7 @@ async def list_models(site: Site, exchange: Exchange) -> Reply:
     answer = {
         "object": "list",
         "data": [openai_card(status, site) for status in statuses],
-        "models": [model_card(status) for status in statuses],
+        "models": [model_card(status, operator=exchange.operator) for status in statuses],
     }
     return pack(answer, msgpack=exchange.wants_msgpack)
 
@@ -24,4 +24,5 @@ async def list_models(site: Site, exchange: Exchange) -> Reply:
 async def show_model(site: Site, exchange: Exchange) -> Reply:
     """One model; 404 with what may have been meant."""
     status = site.service.model(model_in_path(exchange))
-    return pack({**openai_card(status, site), **model_card(status)}, msgpack=exchange.wants_msgpack)
+    card = model_card(status, operator=exchange.operator)
+    return pack({**openai_card(status, site), **card}, msgpack=exchange.wants_msgpack)

@@ -26,11 +26,12 @@ POLL_S: Final = 1.0
 
 async def show_status(site: Site, exchange: Exchange) -> Reply:
     """Accounts, models, uptime and version."""
-    return pack(_stamped(site.service.status()), msgpack=exchange.wants_msgpack)
+    return pack(_stamped(site.service.status(), operator=exchange.operator), msgpack=exchange.wants_msgpack)
 
 
-def _stamped(status: ServerStatus) -> dict[str, Any]:
-    return {**server_status(status), "uptime_s": round(status.uptime_s, 3), "version": status.version}
+def _stamped(status: ServerStatus, *, operator: bool) -> dict[str, Any]:
+    shown = server_status(status, operator=operator)
+    return {**shown, "uptime_s": round(status.uptime_s, 3), "version": status.version}
 
 
 class StatusFeed:
@@ -110,8 +111,8 @@ class StatusFeed:
 
     def _look(self) -> None:
         status = self._site.service.status()
-        state = server_status(status)
+        state = server_status(status, operator=False)  # one version for all who watch
         if state != self._state:
             self._state = state
             self._version += 1
-            self._text = orjson.dumps(_stamped(status)).decode()
+            self._text = orjson.dumps(_stamped(status, operator=False)).decode()
