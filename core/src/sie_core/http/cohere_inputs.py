@@ -102,7 +102,7 @@ def _refuse_what_is_not_done(body: Mapping[Any, Any]) -> None:
     fields = body.get("rank_fields")
     if fields is not None and fields != ["text"]:
         raise Unsupported("documents are ranked by their 'text' only", supported=("text",), param="rank_fields")
-    if body.get("relevant_spans"):
+    if optional(body.get("relevant_spans"), bool, "relevant_spans", "true or false"):
         raise Unsupported("no spans are found in documents here", param="relevant_spans")
 
 

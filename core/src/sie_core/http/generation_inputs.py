@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
-from sie_core.http.checks import check_lora, kind_of, shown
+from sie_core.http.checks import check_lora, kind_of, optional, shown
 from sie_core.http.fields import CHAT, COMPLETION, NATIVE, SAMPLING, a_text, an_object
 from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
@@ -180,15 +180,10 @@ def parse_generate(body: Mapping[Any, Any], limits: Limits) -> tuple[GenerateReq
 
     Raises InvalidInput, Unsupported, BodyTooLarge: a field that nobody knows is refused, with what was meant.
     """
-    options = body.get("options") or {}
-    if not isinstance(options, dict):
-        raise InvalidInput(f"'options' must be an object, not {kind_of(options)}", param="options")
-    for name in options:
-        if name not in SAMPLING:
-            raise _near(f"{shown(name)} is no option", name, tuple(SAMPLING), "options")
+    options = _sampling_in(body.get("options"))
     given = {**options, **{name: value for name, value in body.items() if value is not None and name != "options"}}
     prompt, images = given.pop("prompt", None), given.pop("images", None)
-    if images:
+    if images not in (None, []):
         message = "images are no input of this path: send them to /v1/chat/completions, as parts of a message"
         raise Unsupported(message, supported=("text",), param="images")
     if not isinstance(prompt, str):
@@ -215,6 +210,20 @@ def parse_generate(body: Mapping[Any, Any], limits: Limits) -> tuple[GenerateReq
     return GenerateRequest("completion", sent, lora), stream
 
 
+def _sampling_in(options: Any) -> dict[Any, Any]:
+    """Sampling parameters beside those of the request, which win; an empty list is none. Raises InvalidInput."""
+    if options in (None, []):
+        return {}
+    if not isinstance(options, dict):
+        raise InvalidInput(f"'options' must be an object, not {kind_of(options)}", param="options")
+    for name, value in options.items():
+        if name not in SAMPLING:
+            raise _near(f"{shown(name)} is no option", name, tuple(SAMPLING), "options")
+        if value is not None:
+            SAMPLING[name](value, name)
+    return options
+
+
 def _grammar(grammar: Any) -> dict[str, Any]:
     if grammar is None:
         return {}
@@ -228,13 +237,15 @@ def _grammar(grammar: Any) -> dict[str, Any]:
         )
     (name,) = found
     value = grammar[name]
+    label = optional(grammar.get("label"), str, "grammar.label", "a string")
+    strict = optional(grammar.get("strict"), bool, "grammar.strict", "true or false")
     if name != "json_schema":
         a_text(value, f"grammar.{name}")
         return {name: value}
     an_object(value, "grammar.json_schema")
-    schema: dict[str, Any] = {"name": grammar.get("label") or "answer", "schema": value}
-    if grammar.get("strict") is not None:
-        schema["strict"] = grammar["strict"]
+    schema: dict[str, Any] = {"name": label or "answer", "schema": value}
+    if strict is not None:
+        schema["strict"] = strict
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from attrs import frozen
@@ -98,15 +98,16 @@ def _items(raw: Any, limits: Limits, pictures: Pictures, most: int | None) -> tu
 def _params(asked: Mapping[Any, Any], where: str) -> EncodeParams:
     options = options_of(asked.get("options"), where)
 
-    def option(name: str) -> Any:
-        inner, outer = options.pop(name, None), asked.get(name)
+    def option(name: str, check: Callable[[Any], Any]) -> Any:
+        """What stands beside ``options`` wins; what it wins over has to be right too."""
+        inner, outer = check(options.pop(name, None)), check(asked.get(name))
         return inner if outer is None else outer
 
     return EncodeParams(
         instruction=optional(asked.get("instruction"), str, "instruction", "a string"),
         dimensions=dimensions_of(options.pop("dimensions", None)),
-        truncate=optional(option("truncate"), bool, "truncate", "true or false"),
-        lora=check_lora(option("lora")),
+        truncate=option("truncate", lambda value: optional(value, bool, "truncate", "true or false")),
+        lora=option("lora", check_lora),
         options=options,
     )
 

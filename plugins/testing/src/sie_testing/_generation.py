@@ -123,7 +123,7 @@ def _prompts(request: GenerateRequest) -> list[str]:
     if request.kind == "chat":
         content = request.body["messages"][-1].get("content")
         if isinstance(content, list):
-            content = " ".join(part.get("text", "") for part in content)
+            content = " ".join(part.get("text") or "" for part in content)
         return [content or ""]
     prompt = request.body["prompt"]
     if isinstance(prompt, str):

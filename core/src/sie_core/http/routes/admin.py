@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -29,11 +30,11 @@ _LONGEST_SOURCE = 4096  # characters; no path is longer
 async def decisions(site: Site, exchange: Exchange) -> Reply:
     """Why models were evicted, refused or dropped; ``?limit=N`` for the newest N, ``?model=NAME`` for those of one."""
     found = list(site.service.decisions())
-    asked = parse_qs(exchange.scope["query_string"].decode("latin-1"))
+    asked = _query(exchange, ("limit", "model"))
     if "model" in asked:
-        name = checked_name(asked["model"][-1])
+        name = checked_name(asked["model"])
         found = [one for one in found if one.model == name or name in one.victims]
-    limit = asked.get("limit", [""])[-1]
+    limit = asked.get("limit", "")
     if limit:
         if not limit.isdecimal() or len(limit) > 9:
             raise InvalidInput("'limit' must be a whole number", param="limit")
@@ -65,13 +66,9 @@ async def _load_lora(site: Site, exchange: Exchange) -> Reply:
 
 async def _unload_lora(site: Site, exchange: Exchange) -> Reply:
     """Once no request uses it; ``?wait_s=N`` bounds the wait."""
-    asked = parse_qs(exchange.scope["query_string"].decode("latin-1")).get("wait_s")
-    options: dict[str, Any] = {}
-    if asked is not None:
-        try:
-            options["wait_s"] = float(asked[-1])
-        except ValueError:
-            options["wait_s"] = asked[-1]  # refused below, as in a body
+    options: dict[str, Any] = dict(_query(exchange, ("wait_s",)))
+    with contextlib.suppress(ValueError):  # refused below, as in a body
+        options = {name: float(value) for name, value in options.items()}
     with Watched(exchange):
         status = await site.service.unload_lora(
             model_in_path(exchange), _lora_in_path(exchange), wait_s=_seconds(options)
@@ -140,7 +137,14 @@ async def _in_tier(service: Service, asked: Awaitable[ModelStatus]) -> ModelStat
         raise HttpError(501, "UNSUPPORTED", error.message) from error
 
 
-def _check_known(options: dict[str, Any], known: Sequence[str]) -> None:
+def _query(exchange: Exchange, known: Sequence[str]) -> dict[str, str]:
+    """The query's fields, of several values the last. Raises InvalidInput for one that is not known, as in a body."""
+    asked = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    _check_known(asked, known)
+    return {name: values[-1] for name, values in asked.items()}
+
+
+def _check_known(options: Iterable[Any], known: Sequence[str]) -> None:
     for name in options:
         if name not in known:
             raise InvalidInput(
@@ -164,6 +168,7 @@ def _handler(
         """Do it, and answer with the model's status. A body is optional: ``wait_s``, and ``force`` for unload."""
         options = await read_object(exchange, site.limits, optional=True)
         _check_known(options, known)
+        _seconds(options)  # also for what never waits
         with Watched(exchange):
             status = await act(site.service, model_in_path(exchange), options)
         return pack(model_status(status), msgpack=exchange.wants_msgpack)
