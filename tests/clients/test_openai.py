@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,26 @@ def test_vectors_come_in_the_order_of_the_inputs_and_mean_something(client: open
     assert [row.index for row in answer.data] == [0, 1, 2]
     cat, rates, kitten = (np.array(row.embedding) for row in answer.data)
     assert cat @ kitten > 0.5 > cat @ rates
+
+
+def test_many_requests_at_once_from_the_asynchronous_client(server: Any, client: openai.OpenAI) -> None:
+    texts = [f"sentence number {number} " * (number % 5 + 1) for number in range(40)]
+
+    async def scene() -> list[list[float]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as many:
+            asked = (many.embeddings.create(model="minilm", input=text) for text in texts)
+            return [answer.data[0].embedding for answer in await asyncio.gather(*asked)]
+
+    together = [row.embedding for row in client.embeddings.create(model="minilm", input=texts).data]
+    np.testing.assert_allclose(asyncio.run(scene()), together, atol=1e-5)
+
+
+def test_fields_that_openai_does_not_have_go_into_the_extra_body(client: openai.OpenAI) -> None:
+    long = "word " * 1000
+    with pytest.raises(openai.BadRequestError, match="1002 tokens"):
+        client.embeddings.create(model="minilm", input=long)
+    cut = client.embeddings.create(model="minilm", input=long, extra_body={"truncate": True})
+    assert cut.usage.prompt_tokens == 256
 
 
 def test_the_models_can_be_listed_and_fetched(client: openai.OpenAI) -> None:

@@ -58,7 +58,13 @@ BLOCKS = _blocks()
 
 
 def _examples(language: str) -> Any:
-    return pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == language], ids=str)
+    found = [block for block in BLOCKS if block.language == language and not _is_of_a_client(block)]
+    return pytest.mark.parametrize("block", found, ids=str)
+
+
+def _is_of_a_client(block: Block) -> bool:
+    """Programs that need another package than openai; the session of each client runs them."""
+    return block.language == "python" and block.page.name == "clients.md"
 
 
 def _file_name(block: Block) -> str | None:
@@ -82,7 +88,7 @@ def _commands(block: Block) -> list[str]:
     return found
 
 
-OWN_MODELS = {"requests.md"}
+OWN_MODELS = {"requests.md", "clients.md"}
 """Pages whose commands are for the models of their own first configuration."""
 
 
@@ -117,6 +123,17 @@ def test_every_block_has_a_language_that_is_checked() -> None:
         assert page.read_text(encoding="utf-8").count("\n```") % 2 == 0, (
             f"{page.name}: a block does not end, or names no language"
         )
+
+
+def test_every_example_of_a_client_has_a_session_that_runs_it() -> None:
+    page = ROOT / "docs" / "clients.md"
+    sections = {
+        part.partition("\n")[0].lower()
+        for part in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        if "```python" in part
+    }
+    named = re.findall(r'^    "([\w-]+)": \(\s*"3\.1', (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections == {*named, "jina"}  # which is one of Cohere's session
 
 
 @_examples("yaml")
