@@ -39,8 +39,8 @@ CLIENTS: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "haystack": ("3.11", ("haystack-ai==3.4.1", "cohere-haystack==11.0.0", "jina-haystack==2.0.1"), False),
     "cohere": ("3.11", ("cohere==7.3.1",), False),
 }
-"""Public clients: the Python and the packages of each, in the releases that `docs/clients.md` names; and whether its tests
-compare with what `sie-testing` expects."""
+"""Public clients: the Python and the packages of each, in the releases that `docs/clients.md` names; and whether its
+tests compare with what `sie-testing` expects."""
 PYTEST = ("pytest>=9.2", "pytest-asyncio>=1.5", "pytest-timeout>=2.4", "hypothesis>=6.170")
 OPENAPI = "openapi-spec-validator>=0.9"
 """Tells whether the served OpenAPI document is one; brings jsonschema."""
@@ -271,7 +271,8 @@ def clients(session: nox.Session, client: str) -> None:
 def schemathesis(session: nox.Session) -> None:
     """Right and wrong requests, made from /openapi.json, against a server with fake engines: about a minute of it.
 
-    With SIE_SCHEMATHESIS_EXAMPLES=500 as many an operation instead of 15: ten minutes and more.
+    SIE_SCHEMATHESIS_EXAMPLES=500 makes as many an operation instead of 15, SIE_SCHEMATHESIS_SEED=7 others; pass on
+    `--timeout 3600` then.
     """
     session.install("-e", "core", "-e", "plugins/testing", *PYTEST, "schemathesis>=4.32,<5", "jsonschema")
     _pytest(session, "tests/openapi", "-p", "no:schemathesis")
