@@ -20,13 +20,14 @@ class Packed:
     """Token ids of a batch, int64 (tokens,), and each text's length; longest first.
 
     ``types``: token type ids like ``ids``; ``None``: all 0. ``attended``: how many of each text's leading tokens are
-    attended to; ``None``: all of them.
+    attended to; ``None``: all of them. ``first_only``: whether only the first token of each text is wanted.
     """
 
     ids: torch.Tensor
     lengths: tuple[int, ...]
     types: torch.Tensor | None = None
     attended: tuple[int, ...] | None = None
+    first_only: bool = False
 
 
 class Backbone(Protocol):
@@ -43,7 +44,8 @@ class Backbone(Protocol):
         """
 
     def hidden(self, batch: Packed) -> torch.Tensor:
-        """Hidden states of the last layer, (tokens, hidden), in the order of ``batch.ids``."""
+        """Hidden states of the last layer, in the order of ``batch.ids``: (tokens, hidden), or (texts, hidden) of the
+        first tokens if only those are wanted."""
 
 
 class PaddedBackbone:
@@ -66,7 +68,8 @@ class PaddedBackbone:
         count, longest = len(batch.lengths), batch.lengths[0]
         if batch.lengths[-1] == longest and batch.attended is None:
             types = None if batch.types is None else batch.types.view(count, longest)
-            return self._forward(batch.ids.view(count, longest), None, types).reshape(count * longest, -1)
+            whole = self._forward(batch.ids.view(count, longest), None, types)
+            return whole[:, 0] if batch.first_only else whole.reshape(count * longest, -1)
         device = batch.ids.device
         places = torch.arange(longest, device=device)
         there = places < torch.tensor(batch.lengths, device=device)[:, None]
@@ -77,7 +80,8 @@ class PaddedBackbone:
         if batch.types is not None:
             types = torch.zeros_like(ids)
             types[there] = batch.types
-        return self._forward(ids, mask.to(torch.int64), types)[there]
+        hidden = self._forward(ids, mask.to(torch.int64), types)
+        return hidden[:, 0] if batch.first_only else hidden[there]
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None, types: torch.Tensor | None) -> torch.Tensor:
         more = {} if types is None else {"token_type_ids": types}

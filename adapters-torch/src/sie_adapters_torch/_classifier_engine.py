@@ -71,6 +71,7 @@ class ClassifierEngine(SeveralTexts):
         self, parts: Parts, account: str, reading: Reading, files: ClassifierFiles, options: ClassifierOptions
     ) -> None:
         super().__init__(parts, account, reading)
+        self.first_only = bool(parts.modules[1].first_only)
         self._files = files
         self._given = options
         self._pairs: PairTokeniser | None = None

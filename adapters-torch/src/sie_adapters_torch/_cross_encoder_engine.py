@@ -57,6 +57,7 @@ class CrossEncoderEngine(TextEngine):
         self, parts: Parts, account: str, reading: Reading, files: CrossEncoderFiles, options: CrossEncoderOptions
     ) -> None:
         super().__init__(parts, account, reading)
+        self.first_only = bool(parts.modules[1].first_only)
         self._files = files
         self._options_given = options
         before, _, after = (options.document_template or "{document}").partition("{document}")

@@ -7,7 +7,7 @@ transformers model; nothing is copied. LoRA layers in place of linear ones are c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -67,10 +67,18 @@ class PackedBert:
         )
         hidden: torch.Tensor = embedded[0]
         work = _Workspace(hidden, batch, self._heads, self._wide, at_least=self._chunk)
-        for layer in self._model.encoder.layer:
+        layers = list(self._model.encoder.layer)
+        for layer in layers[:-1]:
             attended = layer.attention.output(work.attend(layer.attention.self, hidden), hidden)
             hidden = layer.output(work.widen(layer.intermediate, attended), attended)
-        return hidden
+        layer, last = layers[-1], layers[-1].attention.self
+        if batch.first_only:
+            # Of the other tokens nothing but keys and values is needed: a model of two layers takes 2/3 of the time.
+            firsts = hidden[[0, *accumulate(batch.lengths[:-1])]]
+            attended = layer.attention.output(work.attend_first(last, hidden, firsts), firsts)
+        else:
+            attended = layer.attention.output(work.attend(last, hidden), hidden)
+        return layer.output(work.widen(layer.intermediate, attended), attended)  # type: ignore[no-any-return]
 
 
 class _Workspace:
@@ -107,9 +115,26 @@ class _Workspace:
             result.copy_(scaled_dot_product_attention(query, key, value))
         return self._result
 
+    def attend_first(self, layer: Any, hidden: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
+        """The same for the first token of each text, ``firsts`` of ``hidden``: (texts, width)."""
+        texts = len(firsts)
+        for part, given, whole in zip(
+            (layer.query, layer.key, layer.value), (firsts, hidden, hidden), self._inputs, strict=True
+        ):
+            _linear(part, given, out=whole[: len(given)])
+        heads, start = self._batches[0][0].shape[1], 0
+        queries, results = (
+            whole[:texts].view(texts, 1, heads, -1).transpose(1, 2) for whole in (self._inputs[0], self._result)
+        )
+        for _, key, value, _ in self._batches:
+            rows = slice(start, start + len(key))
+            results[rows].copy_(scaled_dot_product_attention(queries[rows], key, value))
+            start = rows.stop
+        return self._result[:texts]
+
     def widen(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """The widening half of the feed-forward; valid until the next call of anything here."""
-        wide = _linear(layer.dense, hidden, out=self._wide)
+        wide = _linear(layer.dense, hidden, out=self._wide[: len(hidden)])
         activation = layer.intermediate_act_fn
         if type(activation).__name__ == "GELUActivation":
             return torch.ops.aten.gelu.out(wide, out=wide)  # type: ignore[no-any-return]

@@ -26,10 +26,12 @@ class SequenceHead(torch.nn.Module):
         self.head = head
         self.dtype = dtype
         self.reads = _reads(head, dtype)
+        self.first_only = self.reads == "cls"
 
     def forward(self, hidden: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Logits of texts whose tokens lie one after the other, float32 (texts, labels)."""
-        rows = pool(hidden, lengths, self.reads, [0] * len(lengths)).to(self.dtype)
+        """Logits, float32 (texts, labels), of the tokens of all texts, one after the other; of their first ones alone
+        where those are all that the head reads (``first_only``)."""
+        rows = hidden if self.first_only else pool(hidden, lengths, self.reads, [0] * len(lengths)).to(self.dtype)
         result: torch.Tensor = self.head(rows[:, None])
         return result.float()
 

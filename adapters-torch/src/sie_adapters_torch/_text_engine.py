@@ -67,6 +67,9 @@ class Text:
 class TextEngine(TorchEngine):
     """One text model on one device. ``Parts.modules[0]`` is the encoder: token ids in, hidden states out."""
 
+    first_only = False
+    """Whether ``outputs`` reads the first token of each text only: it is then given (texts, width)."""
+
     def __init__(self, parts: Parts, account: str, reading: Reading) -> None:
         super().__init__(parts, account)
         self._reading = reading
@@ -230,10 +233,11 @@ class TextEngine(TorchEngine):
 
     @torch.inference_mode()
     def _through(self, backbone: Backbone, texts: Sequence[Text]) -> Sequence[Output]:
-        return self.outputs(backbone.hidden(_packed([text.tokens for text in texts], self._device)), texts)
+        batch = _packed([text.tokens for text in texts], self._device, first_only=self.first_only)
+        return self.outputs(backbone.hidden(batch), texts)
 
 
-def _packed(texts: Sequence[Tokens], device: torch.device) -> Packed:
+def _packed(texts: Sequence[Tokens], device: torch.device, *, first_only: bool) -> Packed:
     lengths = tuple(len(text.ids) for text in texts)
     ids = torch.from_numpy(np.concatenate([text.ids for text in texts])).to(device)
     types = attended = None
@@ -242,7 +246,7 @@ def _packed(texts: Sequence[Tokens], device: torch.device) -> Packed:
         types = torch.from_numpy(np.concatenate(given)).to(device)
     if any(text.attended < len(text.ids) for text in texts):
         attended = tuple(text.attended for text in texts)
-    return Packed(ids, lengths, types, attended)
+    return Packed(ids, lengths, types, attended, first_only)
 
 
 def _way_to_run(device: torch.device, pad_id: int, module: torch.nn.Module) -> Backbone:
