@@ -66,6 +66,13 @@ async def test_msgpack_carries_arrays_in_the_numpy_convention(served: Start) -> 
         ("application/json; charset=utf-8", "*/*", "application/json"),
         ("APPLICATION/JSON", "*/*", "application/json"),
         ("application/vnd.client+json", "*/*", "application/json"),
+        ("application/json", "application/json, application/msgpack", "application/msgpack"),
+        ("application/json", "application/json;q=0.1, application/msgpack", "application/msgpack"),
+        ("application/json", "application/json, application/msgpack; q=0.5", "application/json"),
+        ("application/json", "application/msgpack;q=0, */*", "application/json"),
+        ("application/msgpack", "application/msgpack;q=0, */*;q=0.1", "application/json"),
+        ("application/msgpack", "application/msgpack;q=high", "application/msgpack"),
+        ("application/msgpack", "text/html, */*;q=0.8", "application/msgpack"),
     ],
 )
 async def test_the_answer_speaks_what_the_client_accepts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 
 from attrs import frozen
@@ -58,7 +59,7 @@ class Exchange:
         """Whether the answer shall be msgpack: the client says so, or says nothing and sent msgpack."""
         accept = self.headers.get(b"accept", b"")
         if b"msgpack" in accept:
-            return True
+            return b";" not in accept or _prefers_msgpack(accept)
         return b"json" not in accept and self.sends_msgpack
 
     async def watch_disconnect(self) -> None:
@@ -78,6 +79,24 @@ class Exchange:
         self.started = True
         self.status = reply.status
         await reply.send(self.send)
+
+
+def _prefers_msgpack(accept: bytes) -> bool:
+    """Whether msgpack weighs (``q``) as much as JSON in a list of types that names it."""
+    msgpack = json = 0.0
+    for one in accept.lower().split(b","):
+        kind, _, parameters = one.partition(b";")
+        weight = 1.0
+        for parameter in parameters.split(b";"):
+            name, _, value = parameter.strip().partition(b"=")
+            if name == b"q":
+                with contextlib.suppress(ValueError):
+                    weight = float(value)
+        if b"msgpack" in kind:
+            msgpack = max(msgpack, weight)
+        elif b"json" in kind:
+            json = max(json, weight)
+    return msgpack > 0 and msgpack >= json
 
 
 class Watched:
