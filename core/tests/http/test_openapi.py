@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from described import BY_ID, DOCUMENT, address, operations, schema
+from described import BY_ID, DOCUMENT, address, operations, problems, resolved, schema
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from sie_core.http import cohere_inputs, fields, generation_inputs, inputs, task_inputs
 from sie_core.http.document import build
@@ -57,12 +57,19 @@ async def test_it_is_served_to_whom_may_read(served: Start) -> None:
 
 
 def test_nothing_of_it_is_read_before_somebody_asks() -> None:
-    code = (
-        "import sys, sie_core.http, sie_core.http.document as d\n"
-        "d.files = None\n"  # whoever read a file now would fail
-        "import importlib; importlib.reload(sys.modules['sie_core.http.app'])\n"
-        "assert d.as_json.cache_info().currsize == 0"
-    )
+    code = """
+import sys
+opened = []
+sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+import sie_core.cli, sie_core.http.app
+from sie_core.http.document import as_json
+parts = lambda: [name for name in opened if name.endswith(".yaml")]
+assert parts() == [], parts()
+as_json("1")
+assert len(parts()) == 5, parts()
+as_json("1")
+assert len(parts()) == 5, parts()
+"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -83,13 +90,19 @@ async def test_who_may_ask_is_what_it_says(served: Start, name: str) -> None:
     keys = (key_line("inference", "reader"), key_line("admin", "boss"))
     async with served(api_keys=keys) as s:
         answers = [
-            (await s.http.request(method, url, headers={"authorization": f"Bearer {key}"} if key else {})).status_code
+            await s.http.request(method, url, headers={"authorization": f"Bearer {key}"} if key else {})
             for key in ("", "reader", "boss")
         ]
-    documented = operation["responses"].keys()
-    assert (answers[0] == 401) == ("401" in documented) == (operation.get("security") != [])
-    assert (answers[1] == 403) == ("403" in documented)
-    assert not {401, 403} & {answers[2]}
+    nobody, reader, boss = (answer.status_code for answer in answers)
+    documented = operation["responses"]
+    assert (nobody == 401) == ("401" in documented) == (operation.get("security") != [])
+    assert (reader == 403) == ("403" in documented)
+    assert not {401, 403} & {boss}
+    for answer in answers:
+        if answer.status_code in (401, 403):
+            said = resolved(documented[str(answer.status_code)])
+            assert problems(answer.json(), said["content"]["application/json"]["schema"], exact=False) == []
+            assert said["headers"].keys() <= set(answer.headers)
 
 
 # --- fields ------------------------------------------------------------------------------------------
