@@ -11,12 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from sie_adapters_sglang._state import TOKEN, end_orphans, state_folder
+from sie_adapters_sglang import _process, _state
+from sie_adapters_sglang._process import EngineProcess
+from sie_adapters_sglang._state import TOKEN, Home, end_orphans, state_folder
 from sie_adapters_sglang.adapters import GenerationAdapter
+from sie_core import EngineStartError
 
 SERVER = """
 import json, sys, threading
@@ -162,6 +166,61 @@ def test_the_guard_killed(home: Any, start: Any, helpers: Any) -> None:
     while not events.deaths and time.monotonic() < deadline:
         os.sched_yield()
     assert events.deaths
+
+
+def test_a_guard_that_hangs_keeps_nothing_alive(
+    home: Any, start: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(home.model(how={"children": 2}, stop_timeout_s=0.1))
+    processes = family(engine.pid)
+    psutil.Process(psutil.Process(engine.pid).ppid()).suspend()
+    monkeypatch.setattr(_process, "_GUARD_S", 0.2)
+    engine.close(helpers.context())
+    assert gone(processes, 0)
+    assert list(state_folder().iterdir()) == []
+
+
+SILENT_GUARD = """
+import subprocess, sys, time
+quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, **quiet)
+time.sleep(600)
+"""
+
+
+def test_a_guard_that_never_says_a_word_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows the engine's process then, and no other may be taken for it."""
+    silent = tmp_path / "guard.py"
+    silent.write_text(SILENT_GUARD)
+    monkeypatch.setattr(_process, "_guard", SimpleNamespace(__file__=str(silent)))
+    monkeypatch.setattr(_process, "_GUARD_S", 1.0)
+    group: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: group.append(pid))
+    home = Home("tiny")
+    with pytest.raises(EngineStartError, match="could not be started"):
+        EngineProcess([sys.executable, "-c", "pass"], {}, home)
+    assert group == []
+    assert not [process for process in psutil.process_iter(["environ"]) if marked(process, home.token)]
+
+
+def marked(process: psutil.Process, token: str) -> bool:
+    return bool((process.info["environ"] or {}).get(TOKEN) == token) and runs(process)
+
+
+def test_what_does_not_end_is_looked_for_again(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = server()
+    running.guard.suspend()
+    running.process.kill()
+    running.process.wait()
+    running.guard.kill()
+    with monkeypatch.context() as patched:
+        patched.setattr(_state, "_GIVE_UP_S", 0.0)
+        patched.setattr(_state, "_ORPHAN_S", 0.0)
+        patched.setattr(psutil.Process, "send_signal", lambda self, number: None)
+        assert end_orphans() == []
+    assert end_orphans() == ["tiny"]
+    assert gone(running.engine, 0)
+    assert list(state_folder().iterdir()) == []
 
 
 def test_orphans_of_a_dead_server_are_ended_and_reported(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,13 +18,14 @@ from sie_core import EngineStartError
 
 from sie_adapters_sglang import _guard
 from sie_adapters_sglang._spawn import spawn
-from sie_adapters_sglang._state import TOKEN, Home
+from sie_adapters_sglang._state import TOKEN, Home, kill_marked
 
 __all__ = ["EngineProcess"]
 
 _LOG_BYTES = 4 * 1024 * 1024
 _GUARD_S = 10.0
 """How long a guard may take to say that the engine runs, and to end once the engine has."""
+_POLL_S = 0.1
 
 
 class EngineProcess:
@@ -85,11 +87,14 @@ class EngineProcess:
         return self.ended.wait(grace_s + _GUARD_S)
 
     def kill(self) -> None:
-        """At once, and without the guard's help if need be."""
+        """At once, and without the guard's help if need be. Returns when all of it is gone.
+
+        That may take: a large pinned pool is given back within tens of seconds, and until then it holds its memory.
+        """
         self._tell("stop 0\n")
         if not self.ended.wait(_GUARD_S):
-            self._kill_group()
             self._guard.kill()
+            self.ended.wait()
 
     def log_mark(self) -> tuple[int, int]:
         """Changes whenever the engine says something."""
@@ -141,8 +146,9 @@ class EngineProcess:
         # The guard is gone; without a last word it was killed, and the engine may still be there.
         complaint = self._guard.stderr.read().decode(errors="replace").strip().splitlines()
         self._complaint = complaint[-1] if complaint else ""
-        if self.exit_code is None and self.pid:
-            self._kill_group()
+        if self.exit_code is None:
+            while kill_marked(self.home.token, self.pid):
+                time.sleep(_POLL_S)
             self.exit_code = -signal.SIGKILL
         self._guard.wait()
         with self._lock, suppress(OSError):
@@ -152,7 +158,3 @@ class EngineProcess:
         self.ended.set()
         self._running.set()
         self._on_end()
-
-    def _kill_group(self) -> None:
-        with suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)

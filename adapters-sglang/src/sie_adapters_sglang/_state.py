@@ -24,7 +24,7 @@ import psutil
 from attrs import asdict, frozen
 from sie_core import EngineStartError
 
-__all__ = ["TOKEN", "Home", "end_orphans", "state_folder"]
+__all__ = ["TOKEN", "Home", "end_orphans", "kill_marked", "state_folder"]
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,8 @@ def end_orphans() -> list[str]:
                     about["model"],
                     len(left),
                 )
-                _end(about["token"], about["pid"])
+                if not _end(about["token"], about["pid"]):
+                    continue  # it is looked for again, as long as it is there
                 ended.append(str(about["model"]))
             shutil.rmtree(folder, ignore_errors=True)
         return ended
@@ -189,7 +190,17 @@ def _processes_of(token: object, leader: object) -> list[psutil.Process]:
     return [found[pid] for pid in sorted(marked)]
 
 
-def _end(token: object, leader: object) -> None:
+def kill_marked(token: str, leader: int) -> bool:
+    """SIGKILL what is left of an engine that has lost its guard. False: nothing is."""
+    left = _processes_of(token, leader)
+    for process in left:
+        with contextlib.suppress(OSError, psutil.Error):
+            process.kill()
+    return bool(left)
+
+
+def _end(token: object, leader: object) -> bool:
+    """Whether nothing of it is left."""
     number, until = signal.SIGTERM, time.monotonic() + _GIVE_UP_S
     while left := _processes_of(token, leader):
         for process in left:
@@ -201,4 +212,5 @@ def _end(token: object, leader: object) -> None:
         number = signal.SIGKILL
         if time.monotonic() > until:
             log.error("processes %s of an engine that was left behind don't end", [process.pid for process in left])
-            return
+            return False
+    return True
