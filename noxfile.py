@@ -60,7 +60,7 @@ nox.needs_version = ">=2026.4"
 nox.options.default_venv_backend = "uv|venv"
 nox.options.download_python = "never"
 nox.options.sessions = [
-    *("lint", "imports", "typing", "torch(newest)", f"sglang({next(iter(SGLANG))})", "tests", "wheels"),
+    *("lint", "imports", "typing", "torch(newest)", "gliner", f"sglang({next(iter(SGLANG))})", "tests", "wheels"),
     *("system", "clients(openai)", "clients(sie-sdk)", "docs", "schemathesis"),
 ]
 
@@ -195,6 +195,13 @@ def torch(session: nox.Session, transformers: str) -> None:
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, *pins)
     session.install("--no-deps", SPLADE)
     _pytest(session, "adapters-torch/tests")
+
+
+@nox.session(python=TORCH_PYTHON, allow_parallel=True)
+def gliner(session: nox.Session) -> None:
+    """Zero-shot entities, with the transformers that the gliner package wants: it is behind the newest one."""
+    session.install("-e", "core[otlp]", "-e", "adapters-torch[gliner,images]", "-e", "plugins/testing", *PYTEST)
+    _pytest(session, "adapters-torch/tests/test_gliner.py", "tests/host_tier/test_zero_shot.py")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)

@@ -15,7 +15,6 @@ STILL_BUILT = {
     "torch-sparse",
     "torch-multivector",
     "torch-bge-m3",
-    "torch-gliner",
 }
 """Adapters that the catalogue names before they are registered."""
 

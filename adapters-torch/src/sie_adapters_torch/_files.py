@@ -27,6 +27,7 @@ __all__ = [
     "read_modules",
     "read_object",
     "read_prompts",
+    "read_weights",
 ]
 
 
@@ -109,13 +110,19 @@ def read_model(folder: Path, options: LoadOptions, *, weights_needed: bool = Tru
     if not isinstance(config.get("model_type"), str):
         # Some releases of transformers would then guess from the folder's name.
         raise ModelSourceInvalid(f"{folder / 'config.json'} names no model_type")
-    weights, pickled = _weights(folder, needed=weights_needed)
+    weights, pickled = read_weights(folder, options, needed=weights_needed)
+    return ModelFiles(folder, config, weights, pickled, _max_length(folder, config))
+
+
+def read_weights(folder: Path, options: LoadOptions, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
+    """The shards of the weights, and whether they are pickled instead. Raises ModelSourceInvalid, UnsafeSource."""
+    weights, pickled = _weights(folder, needed=needed)
     if pickled and not options.allow_pickle:
         raise UnsafeSource(
             f"{folder} has only pickled weights (*.bin), which can run code when read: use a safetensors "
             "version of the model, or set allow_pickle: true"
         )
-    return ModelFiles(folder, config, weights, pickled, _max_length(folder, config))
+    return weights, pickled
 
 
 def _weights(folder: Path, *, needed: bool) -> tuple[tuple[Path, ...], bool]:

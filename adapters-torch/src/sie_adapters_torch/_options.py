@@ -18,6 +18,7 @@ __all__ = [
     "CrossEncoderOptions",
     "DenseOptions",
     "EntityOptions",
+    "GlinerOptions",
     "ImageTextOptions",
     "LengthOptions",
     "LoadOptions",
@@ -265,6 +266,23 @@ class ImageTextOptions(TextOptions):
         "Pixels that an image may have, looked at before it is decoded.",
         validators.in_(range(1, MOST_PIXELS + 1)),
     )
+
+
+@frozen(kw_only=True)
+class GlinerOptions(LoadOptions):
+    """Options of ``torch-gliner``."""
+
+    threshold: float = _option(0.5, "Only entities with a higher score are given.", _share)
+    flat_ner: bool = _option(True, "Give no entity that overlaps a better one; else they may lie inside each other.")
+    multi_label: bool = _option(False, "Let an entity have several labels.")
+    max_labels: int = _option(256, "Labels that a request may look for at a time.", _positive)
+    max_length: int | None = _option(
+        None,
+        "Tokens that a text may have, with the labels where the model reads them together. Not set: the model's "
+        "positions, and no more than two and a half for each word that it reads.",
+        _positive,
+    )
+    truncate: bool = _option(False, "Cut longer texts instead of refusing them; a request can say so for itself.")
 
 
 T = TypeVar("T")

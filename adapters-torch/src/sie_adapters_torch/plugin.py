@@ -26,6 +26,7 @@ from sie_adapters_torch.classifier import ClassifierAdapter
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
 from sie_adapters_torch.dense import DenseAdapter
 from sie_adapters_torch.entities import EntitiesAdapter
+from sie_adapters_torch.gliner import GlinerAdapter
 from sie_adapters_torch.image_text import ImageTextAdapter
 from sie_adapters_torch.multivector import MultivectorAdapter
 from sie_adapters_torch.sparse import SparseAdapter
@@ -49,6 +50,7 @@ _ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
     "torch-classifier": ClassifierAdapter,
     "torch-multivector": MultivectorAdapter,
     "torch-image-text": ImageTextAdapter,
+    "torch-gliner": GlinerAdapter,
     "torch-bge-m3": BgeM3Adapter,
 }
 
