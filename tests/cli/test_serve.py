@@ -130,6 +130,18 @@ def test_the_greeting_says_where_what_and_how(serve: Any) -> None:
     assert process.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    "model", ["{name: a, adapter: fake-stream}", "{name: a, adapter: fake, options: {tasks: [score]}}"]
+)
+def test_the_greeting_asks_for_what_the_model_can_do(serve: Any, model: str) -> None:
+    _, output = serve(f"models: [{model}]\n")
+    output.wait_for(r"stop +Ctrl-C")
+    command = re.search(r"curl (\S+) .*\n +-d '(.*)'", output.text)
+    assert command is not None
+    assert command[1].endswith("/v1/chat/completions" if "stream" in model else "/v1/rerank")
+    assert httpx.post(command[1], json=json.loads(command[2]), timeout=60).status_code == 200
+
+
 def test_without_a_configuration_it_serves_what_adapters_offer(serve: Any, distribution: Callable[..., Any]) -> None:
     _, output = serve(None, env=distribution("offering", DEFAULTS))
     url = output.url()

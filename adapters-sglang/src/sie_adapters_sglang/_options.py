@@ -37,7 +37,8 @@ class EngineOptions:
     engine gets on top of the server's. ``extra_args``: more of SGLang's own flags, checked against the installed
     version. ``mem_fraction_static``: an upper bound for what the ledger grants. ``max_total_tokens``: tokens that the
     KV cache holds at most. ``park``: whether the engine may be parked in host memory; it then runs with SGLang's memory
-    saver. ``start_timeout_s``: how long a start may take; ``stall_timeout_s``: how long its log may stand still.
+    saver. ``start_timeout_s``: how long a start may take, within the server's ``requests.load_timeout_s``;
+    ``stall_timeout_s``: how long its log may stand still.
     ``stop_timeout_s``: how long it may take to end by itself.
     """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sie_core import ConfigError
+from sie_core import ConfigError, ModelLoadFailed
 from sie_core.cli.compose import Parts, compose
 from sie_core.config import load_config
 from sie_core.memory.host import HostMemory
@@ -40,6 +40,19 @@ async def composed(**flags: Any) -> Parts:
 
 def said(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records if record.name == "sie.cli"]
+
+
+async def test_a_load_takes_no_longer_than_it_may(tmp_path: Path) -> None:
+    file = tmp_path / "sie.yaml"
+    file.write_text("models: [{name: a, adapter: fake, options: {load_s: 1.0}}]")
+    config = load_config(file, flags={"requests.load_timeout_s": "0.1"}, environ={})
+    parts = compose(config, Plugins.load())
+    await parts.registry.start()
+    try:
+        with pytest.raises(ModelLoadFailed, match=r"load .*0\.1 s"):
+            await parts.registry.load("a", wait_s=None)
+    finally:
+        await parts.registry.shutdown(20.0)
 
 
 async def test_auto_is_a_quarter_with_an_accelerator_and_an_emulated_one_counts(log: Any) -> None:

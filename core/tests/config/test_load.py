@@ -70,6 +70,7 @@ def test_with_nothing_configured_the_defaults_hold() -> None:
     assert config.memory.host_cache_bytes == "auto"
     assert config.memory.device_reserve is None
     assert config.requests.load_wait_s == 30
+    assert config.requests.load_timeout_s == 600
     assert config.requests.wake_wait_s == 15
     assert config.requests.deadline_s == 120
     assert config.origin("server.port") == Origin("default")

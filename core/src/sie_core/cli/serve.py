@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import logging
 import signal
 import socket
@@ -23,7 +24,7 @@ from sie_core.cli.output import printable
 from sie_core.cli.problems import explained
 from sie_core.config import DEFAULT_FILE, Config, OptionInfo, load_config, options
 from sie_core.plugins import Plugins
-from sie_core.types import Residency
+from sie_core.types import Capabilities, Residency, Task
 from sie_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _TITLES = {
 }
 
 
+_DESCRIBED_S = 1.0
+"""What the greeting waits for an adapter to say what its model can do."""
 _CLOSED = (Residency.UNLOADED, Residency.FAILED)
 _METAVARS = {"one of": "WORD", "size": "SIZE", "path": "FILE", "whole number": "N", "a number": "SECONDS"}
 
@@ -182,7 +185,7 @@ async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.s
         listener = Listener(parts.app, sock, drain_s=config.server.drain_s)
         serving = asyncio.ensure_future(listener.serve())
         tend_garbage()
-        _greet(config, sock)
+        _greet(config, sock, await _known(parts))
         preloading = _preload(parts)
         await asyncio.wait({serving, signals.asked}, return_when=asyncio.FIRST_COMPLETED)
         for task in (watching, preloading):
@@ -225,14 +228,23 @@ async def _end(parts: Parts, listener: Listener, serving: asyncio.Future[None], 
     return Exit.OK
 
 
-def _greet(config: Config, sock: socket.socket) -> None:
-    text = _greeting(config, sock)
+async def _known(parts: Parts) -> Capabilities | None:
+    """What the first model can do, where its adapter can tell in a moment."""
+    for model in parts.config.models[:1]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DESCRIBED_S):
+                return (await parts.registry.describe(model.name)).capabilities
+    return None
+
+
+def _greet(config: Config, sock: socket.socket, known: Capabilities | None) -> None:
+    text = _greeting(config, sock, known)
     _log.info("ready at %s", base_url(sock))
     with contextlib.suppress(OSError):  # whoever started us need not be interested
         print(text, flush=True)
 
 
-def _greeting(config: Config, sock: socket.socket) -> str:
+def _greeting(config: Config, sock: socket.socket, known: Capabilities | None) -> str:
     url = base_url(sock)
     names = [model.name for model in config.models]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
@@ -243,10 +255,21 @@ def _greeting(config: Config, sock: socket.socket) -> str:
         lines.append("  port      8080 is taken, so this is a free one; --port chooses another")
     if names:
         key = ' -H "Authorization: Bearer $SIE_API_KEY"' if config.server.api_keys else ""
-        body = f"""'{{"model": "{names[0]}", "input": "Hello, world"}}'"""
+        path, asked = _example(known)
+        body = json.dumps({"model": names[0], **asked})
         lines += [
-            "  try       curl " + url + "/v1/embeddings" + key + " -H 'Content-Type: application/json' \\",
-            f"              -d {body}",
+            "  try       curl " + url + path + key + " -H 'Content-Type: application/json' \\",
+            f"              -d '{body}'",
         ]
     lines.append("  stop      Ctrl-C")
     return printable("\n".join(lines), newlines=True)
+
+
+def _example(known: Capabilities | None) -> tuple[str, dict[str, Any]]:
+    """A path of OpenAI's or Cohere's, and what a request to it asks, for a model that can do this."""
+    tasks = known.tasks if known is not None else {Task.ENCODE}
+    if Task.GENERATE in tasks:
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello, world"}]}
+    if Task.SCORE in tasks and Task.ENCODE not in tasks:
+        return "/v1/rerank", {"query": "Hello, world", "documents": ["Hello", "Goodbye"]}
+    return "/v1/embeddings", {"input": "Hello, world"}

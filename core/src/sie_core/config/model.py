@@ -106,6 +106,11 @@ class RequestsConfig:
     """How long requests wait."""
 
     load_wait_s: float = option(30.0, help="Seconds that a request waits for a model to load.", check=at_least(0, " s"))
+    load_timeout_s: float = option(
+        600.0,
+        help="Seconds that loading a model may take, a download included; then it has failed.",
+        check=above(0, " s"),
+    )
     wake_wait_s: float = option(
         15.0,
         help="Seconds that a request waits for a parked model to wake.",
