@@ -16,7 +16,7 @@ import pytest
 from attrs import frozen
 from sie_adapters_sglang._errors import BadOptions
 from sie_adapters_sglang._flags import version_key
-from sie_adapters_sglang._hicache import HOST_RESERVE, PoolTerms, PoolWish, parked_bytes, size_pool
+from sie_adapters_sglang._hicache import HOST_RESERVE, PoolTerms, PoolWish, size_pool
 from sie_core import NeverFits, ResourceExhausted
 from sie_core.memory.host import HostMemory
 
@@ -183,12 +183,6 @@ def test_what_cant_be_meant() -> None:
     for wish in (PoolWish(size_gb=0), PoolWish(ratio=0.0), PoolWish(ratio=-1.0), PoolWish(fraction=0.0)):
         with pytest.raises(BadOptions, match="more than 0"):
             size_pool(wish, terms())
-
-
-def test_a_parked_engine_is_charged_its_copy_and_its_pool() -> None:
-    pool = size_pool(NONE, terms())
-    assert parked_bytes(8 * GIB, pool) == 8 * GIB + pool.booked_bytes
-    assert parked_bytes(8 * GIB, None) == 8 * GIB
 
 
 @pytest.mark.parametrize("version", [V10, V20, V21, V23])

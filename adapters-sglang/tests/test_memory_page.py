@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from sie_adapters_sglang._costs import Graphs, default_costs
-from sie_adapters_sglang._hicache import HOST_RESERVE, HostPool, PoolTerms, PoolWish, parked_bytes, size_pool
+from sie_adapters_sglang._hicache import HOST_RESERVE, HostPool, PoolTerms, PoolWish, size_pool
 from sie_adapters_sglang._sizing import Demand, Launch, promise, reserve, size_launch
 from sie_core import DeviceGrant, DeviceView, ResourceExhausted, format_bytes, parse_bytes
 
@@ -109,7 +109,7 @@ def host_table() -> str:
         ("the HiCache pool, `hicache_size: 8` and a page", pool.booked_bytes),
         ("`memory.host_cache_bytes`: weights of the engine, twice, and of two encoders", TIER),
         ("needed in all", host_need()),
-        ("the engine's charge while it is parked: weights and pool", parked_bytes(CHAT.weights_bytes, pool)),
+        ("the engine's charge while it is parked: weights and pool", CHAT.weights_bytes + pool.booked_bytes),
     ]
     return "\n".join(["| | bytes |", "|---|---|", *(f"| {what} | {format_bytes(nbytes)} |" for what, nbytes in rows)])
 

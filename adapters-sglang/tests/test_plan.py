@@ -36,6 +36,34 @@ def test_the_first_launch_sizes_itself_and_the_next_ones_have_a_cap(home: Any, s
     assert int(after(words(engine), "--max-total-tokens")) > 4096
 
 
+def test_what_a_small_card_has_shown_is_nothing_to_go_by_on_a_large_one(home: Any, start: Any, helpers: Any) -> None:
+    model = home.model()
+    small, large = ([helpers.view("cuda:0", total=size * GIB)] for size in (24, 80))
+    assert plugin.admission_reserve(model, small) is not None
+    start(model, ctx=helpers.context("cuda:0"))
+    known = plugin.admission_reserve(model, small)
+    unknown = plugin.admission_reserve(model, large)
+    assert known is not None
+    assert unknown is not None
+    assert (known.self_sizing, unknown.self_sizing) == (False, True)
+
+
+def test_what_is_set_aside_for_graphs_goes_by_the_models_own_flags(home: Any, helpers: Any) -> None:
+    def beside(*extra: str) -> int:
+        told = plugin.admission_reserve(
+            home.model(extra_args=extra, version="0.5.23"), [helpers.view("cuda:0", total=24 * GIB)]
+        )
+        assert told is not None
+        return told.ranks[0].context_bytes
+
+    plain = beside()
+    for extra in (("--speculative-algorithm", "STANDALONE"), ("--speculative-algorithm=STANDALONE",)):
+        assert beside(*extra) == plain + 6 * GIB
+    for extra in (("--disable-cuda-graph",), ("--disable-decode-cuda-graph",)):
+        assert beside(*extra) < plain
+    assert beside("--cuda-graph-max-bs-decode", "1000") > plain > beside("--cuda-graph-max-bs-decode=1")
+
+
 def test_the_fraction_leaves_what_was_promised_to_others(home: Any, start: Any) -> None:
     """22.5 GiB free, of it 3.6 headroom: the worked example of the documentation."""
     fractions = []

@@ -66,7 +66,7 @@ class Checkpoint:
     def _parts(self, tensor: _Tensor, ranks: int) -> int:
         if len(tensor.shape) < 2:
             return 1
-        if any(part in tensor.name for part in ("k_proj", "v_proj")) and not self._latent:
+        if any(part in tensor.name for part in ("k_proj", "v_proj")) and not self.latent:
             return min(ranks, self.kv_heads)
         return ranks
 
@@ -107,7 +107,8 @@ class Checkpoint:
         return len(kinds & {"sliding_attention", "full_attention", "chunked_attention"}) > 1
 
     @property
-    def _latent(self) -> bool:
+    def latent(self) -> bool:
+        """Whether it attends by one compressed vector a layer (multi-head latent attention)."""
         return bool(self.config.get("kv_lora_rank"))
 
     def kv_bytes_per_token(self, ranks: int = 1, kv_cache_dtype: str = "auto") -> int:
@@ -115,7 +116,7 @@ class Checkpoint:
         item = _KV_BYTES.get(kv_cache_dtype, _DTYPE_BYTES[self.dtype])
         kinds = self.config.get("layer_types") or ()
         attending = sum("linear" not in str(kind) and "mamba" not in str(kind) for kind in kinds) or self.layers
-        if self._latent:
+        if self.latent:
             return (int(self.config["kv_lora_rank"]) + self._number("qk_rope_head_dim", default=0)) * attending * item
         heads = max(1, self.kv_heads // ranks)
         return heads * (self.head_dim + self._number("v_head_dim", default=self.head_dim)) * attending * item

@@ -78,7 +78,7 @@ class SglangEngine(StreamEngine):
             raise error.explained(f"the end of its log:\n{running.process.log_tail()}")
         if told is not None:
             self.plan.measured(
-                self.devices[0], told, max(filter(None, map(self._process_bytes, self.devices)), default=None)
+                self.devices, told, max(filter(None, map(self._process_bytes, self.devices)), default=None)
             )
 
     # --- life --------------------------------------------------------------------------------------
@@ -101,8 +101,7 @@ class SglangEngine(StreamEngine):
     @property
     def context_bytes(self) -> int:
         """What its process holds on a device beside weights and caches, and keeps while it is parked."""
-        account = self.devices[0]
-        return self.plan.costs(account, 0).context if account.startswith("cuda") else 0
+        return self.plan.costs_on(self.devices).context if self.devices[0].startswith("cuda") else 0
 
     def close(self, ctx: TransitionContext) -> None:
         with self._lock:

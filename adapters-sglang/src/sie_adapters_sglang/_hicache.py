@@ -28,7 +28,7 @@ from sie_core import NeverFits, ResourceExhausted, format_bytes
 
 from sie_adapters_sglang._errors import BadOptions
 
-__all__ = ["HOST_RESERVE", "HostPool", "PoolTerms", "PoolWish", "parked_bytes", "size_pool", "told_bytes"]
+__all__ = ["HOST_RESERVE", "HostPool", "PoolTerms", "PoolWish", "size_pool", "told_bytes"]
 
 GB = 10**9
 HOST_RESERVE = 10 * 1024**3
@@ -106,11 +106,6 @@ class HostPool:
     def booked_bytes(self) -> int:
         """What to book on the host: all ranks together."""
         return self.ranks * self.rank_bytes
-
-
-def parked_bytes(weights_copy: int, pool: HostPool | None) -> int:
-    """What a parked engine is charged on the host: its copy, and the pool that stays pinned."""
-    return weights_copy + (pool.booked_bytes if pool is not None else 0)
 
 
 def told_bytes(log: str) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sie_core import (
 
 from sie_adapters_sglang._argv import check_options
 from sie_adapters_sglang._checkpoint import Checkpoint, read_checkpoint
-from sie_adapters_sglang._costs import CostCache, Costs, Graphs, Measured, default_costs
+from sie_adapters_sglang._costs import GIB, CostCache, Costs, Graphs, Measured, default_costs
 from sie_adapters_sglang._flags import flags_for, version_key
 from sie_adapters_sglang._hicache import HostPool, PoolTerms, PoolWish, size_pool
 from sie_adapters_sglang._hub import HubFiles, Want, fetch
@@ -143,19 +144,23 @@ class Plan:
             assumed = Costs(context=0, graphs=0, activations=0)
         else:
             assumed = default_costs(version, total, kind, self.options.tp_size, self.graphs)
-        return assumed.with_measured(cost_cache().get(self.cost_key(kind)))
+        return assumed.with_measured(cost_cache().get(self._cost_key(kind, total)))
 
-    def measured(self, account: str, usage: Mapping[str, Any], process_bytes: int | None) -> None:
-        """Keep what a launch showed, for the next one."""
-        cost_cache().record(self.cost_key(account.partition(":")[0]), Measured.from_usage(usage, process_bytes))
+    def measured(self, accounts: Iterable[str], usage: Mapping[str, Any], process_bytes: int | None) -> None:
+        """Keep what a launch on these devices showed, for the next one."""
+        first = max(accounts, key=_total_of)
+        key = self._cost_key(first.partition(":")[0], _total_of(first))
+        cost_cache().record(key, Measured.from_usage(usage, process_bytes))
 
-    def cost_key(self, kind: str) -> str:
+    def _cost_key(self, kind: str, total: int) -> str:
+        # Graphs go by the card's size: what a small one has shown is too little for a large one.
+        device = f"cuda {round(total / GIB)}" if kind == "cuda" else kind
         told = attrs.asdict(self.options, recurse=False)
         skipped = ("python", "env", "start_timeout_s", "stall_timeout_s", "stop_timeout_s", "mem_fraction_static")
         flags = [f"{name}={value}" for name, value in told.items() if name not in (*skipped, "max_total_tokens")]
         written = (self.folder / "config.json").stat()
         flags.append(f"written={written.st_mtime_ns}")  # another model may come to stand in the same folder
-        return CostCache.key(str(self.folder), self.installed.sglang, flags, kind)
+        return CostCache.key(str(self.folder), self.installed.sglang, flags, device)
 
 
 _totals: dict[str, int] = {}
@@ -192,6 +197,24 @@ def plan_for(
         mem_fraction_static=options.mem_fraction_static,
         capped=not checkpoint.has_state,
     )
-    chunk = options.chunked_prefill_size if isinstance(options, GenerationOptions) else None
-    graphs = Graphs(chunked_prefill=chunk, max_batch=options.max_running_requests)
-    return Plan(options, installed, folder, config, checkpoint, demand, graphs)
+    return Plan(options, installed, folder, config, checkpoint, demand, _graphs(options, checkpoint))
+
+
+def _graphs(options: EngineOptions, checkpoint: Checkpoint) -> Graphs:
+    given = dict(_flags_in(options.extra_args))
+    batch = given.get("--cuda-graph-max-bs-decode") or given.get("--cuda-graph-max-bs") or options.max_running_requests
+    return Graphs(
+        chunked_prefill=options.chunked_prefill_size if isinstance(options, GenerationOptions) else None,
+        max_batch=None if batch is None else int(batch),
+        decode_graphs=not given.keys() & {"--disable-cuda-graph", "--disable-decode-cuda-graph"},
+        latent_attention=checkpoint.latent,
+        speculative=given.get("--speculative-algorithm"),
+    )
+
+
+def _flags_in(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags with their first value; an empty one where there is none."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if word.startswith("--"):
+            flag, stuck, value = word.partition("=")
+            yield flag, value if stuck or following.startswith("--") else following
