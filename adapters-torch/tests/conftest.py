@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,6 +115,9 @@ def _config(kind: str, vocabulary: int) -> Any:
     if kind == "mistral":
         return transformers.MistralConfig(**bert, num_key_value_heads=2)
     if kind == "modernbert":
+        with warnings.catch_warnings():  # in older releases it brings a part of torch that warns of itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            importlib.import_module("transformers.models.modernbert.modeling_modernbert")
         ids = {f"{name}_token_id": 2 + (name in ("eos", "sep")) for name in ("bos", "eos", "cls", "sep")}
         return transformers.ModernBertConfig(**bert, **ids, local_attention=8)
     makers = {
