@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 EXAMPLES = os.environ.get("SIE_SCHEMATHESIS_EXAMPLES", "15")
 SEED = os.environ.get("SIE_SCHEMATHESIS_SEED", "1")
 KEY = "a-key-of-the-operator"
-LONGEST_S = "5"
+LONGEST_S = "15"
 
 
 @pytest.fixture(scope="module")
