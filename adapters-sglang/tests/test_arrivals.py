@@ -73,6 +73,8 @@ class Card:
 ASSUMED = Costs(context=GIB, graphs=GIB, activations=0)
 card: Card
 cache: CostCache
+plugins: Plugins
+"""Loaded once: to look for plugins takes longer than a scene."""
 
 
 @frozen
@@ -214,6 +216,7 @@ class _Hooks:
 @pytest.fixture(scope="module", autouse=True)
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Install the stand-ins as a plugin, for as long as these tests run."""
+    global plugins
     folder = tmp_path_factory.mktemp("plugin")
     info = folder / "sie_stand_ins-1.0.dist-info"
     info.mkdir()
@@ -226,6 +229,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
         patch.syspath_prepend(str(folder))
+        plugins = Plugins.load()
         yield
 
 
@@ -252,7 +256,7 @@ def models(pool: str | None = None, pinned: str = "", **chat: Any) -> list[Model
 
 
 def build(specs: Sequence[ModelSpec]) -> House:
-    built = house(*specs, devices={"cuda:0": CARD}, plugins=Plugins.load(), settings=PATIENT)
+    built = house(*specs, devices={"cuda:0": CARD}, plugins=plugins, settings=PATIENT)
     built.devices["cuda:0"].measured = lambda: card.used
     return built
 

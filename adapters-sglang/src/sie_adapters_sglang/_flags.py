@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, NoReturn
 
@@ -55,8 +55,9 @@ class Flags:
                 close = difflib.get_close_matches(flag, self.known, n=2, cutoff=0.6)
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 raise BadOptions(f"SGLang {self.version} has no {what} {flag}{hint}")
-        self._parser().parse_args(list(argv))
+        self._parser.parse_args(list(argv))
 
+    @cached_property
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(self.version)
         options: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ from sie_adapters_sglang._state import Home
 
 __all__ = ["Running", "start"]
 
-_POLL_S = 0.25
+_FIRST_POLL_S, _POLL_S = 0.02, 0.25
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|Not enough memory\. Please try")
 _MANY_LINES = 1000
 _ATTEMPTS = 2
@@ -178,12 +178,13 @@ def _wait_ready(plan: Plan, ctx: TransitionContext, process: EngineProcess, cont
     begun = heard = time.monotonic()
     until = min(begun + options.start_timeout_s, ctx.deadline - 2.0)
     mark = process.log_mark()
-    health = _Health(control)
+    health, pause = _Health(control), _FIRST_POLL_S
     while True:
-        if process.ended.wait(0.0 if health.asking else _POLL_S):
+        if process.ended.wait(0.0 if health.asking else pause):
             raise _failed(process, f"ended with {_ending(process.exit_code)} while it started")
         if ctx.cancelled.is_set():
             raise TransitionCancelled("the start was called off")
+        pause = min(2 * pause, _POLL_S)
         if health.good():
             return
         now = time.monotonic()
