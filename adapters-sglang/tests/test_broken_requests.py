@@ -96,8 +96,8 @@ async def test_ids_that_an_embedding_model_has_not(home: Any, start: Any, helper
 
 
 @pytest.mark.slow
-async def test_the_real_one_survives_them(real: Any, start: Any) -> None:
-    engine = start(real.model())
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_real_one_survives_them(engine: Any) -> None:
     for _, body in DEADLY:
         with pytest.raises(InvalidInput):
             await engine.generate(request_of(body))
