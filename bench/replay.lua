@@ -1,5 +1,6 @@
 -- wrk script: replays the request bodies of a file, one a line, in order, over all connections.
--- Argument after "--": FILE of bodies. Environment BENCH_RESULT: the file to write the result (JSON) to.
+-- Argument after "--": FILE of bodies. Environment BENCH_RESULT: the file to write the result (JSON) to;
+-- BENCH_ACCEPT: what the answers are to be, if that is to be said.
 
 local bodies, position = {}, 0
 
@@ -9,6 +10,10 @@ function init(args)
   end
   wrk.method = "POST"
   wrk.headers["Content-Type"] = "application/json"
+  local accept = os.getenv("BENCH_ACCEPT")
+  if accept and accept ~= "" then
+    wrk.headers["Accept"] = accept
+  end
 end
 
 function request()

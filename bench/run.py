@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import families
 import generation
 import inner
 import tier
@@ -163,6 +164,7 @@ def registry(bench: Bench) -> list[Row]:
 PARTS: dict[str, dict[str, Callable[[Bench], list[Row]]]] = {
     "serving": {f.__name__: f for f in (latency, single, batch, start, overhead, memory, registry)},
     "tier": {f.__name__: f for f in (tier.turns, tier.copies, tier.beside, tier.host_bytes)},
+    "families": {f.__name__: f for f in (families.rerank, families.sparse, families.multivector, families.wire)},
     "generation": {f.__name__: f for f in (generation.streaming, generation.relay, generation.idle, generation.killed)},
 }
 """By table of the page: the measures, in its order."""
@@ -184,7 +186,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sglang-python", type=absolute, metavar="PATH", help="an interpreter that has SGLang")
     parser.add_argument("--print", action="store_true", help="print what was measured, and leave the page alone")
     parser.add_argument(
-        "--small", action="store_true", help="tier and generation at a tiny size, to see that they work; only prints"
+        "--small", action="store_true", help="all but serving at a tiny size, to see that they work; only prints"
     )
     options = parser.parse_args(argv)
     if unknown := set(options.measures) - {*MEASURES, *PARTS}:
@@ -202,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     notes = {
         "serving": f"Beside infinity-emb 0.0.77; {options.pairs} turns of {options.seconds:.0f} s for each contestant.",
         "tier": f"{options.pairs} turns.",
+        "families": f"{options.pairs} turns of {options.seconds:.0f} s for each contestant; infinity-emb 0.0.77.",
         "generation": f"{options.pairs} turns of {options.seconds:.0f} s for each contestant.",
     }
     sizes = SMALL if options.small else Sizes()

@@ -26,7 +26,7 @@ def absolute(text: str) -> Path:
 
 @frozen
 class Sizes:
-    """How much the measures of the host tier and of generation do. All turns together, where it is a count."""
+    """How much the measures of the families, the host tier and generation do. Counts are of all turns together."""
 
     requests: int = 240
     """That evict one model and wake another."""
@@ -37,13 +37,28 @@ class Sizes:
     load_s: float = 10.0
     cycles: int = 10
     turn_s: float = 60.0
-    """The longest turn of the generation measures, whatever was asked for."""
+    """The longest turn of the generation and family measures, whatever was asked for."""
     pieces: int = 128
     """Of each streamed answer."""
     idle_s: float = 10.0
+    documents: int = 100
+    """Of each rerank request."""
+    vectors: int = 1024
+    """Of an answer that is serialised."""
 
 
-SMALL = Sizes(requests=8, weights=16 * MIB, wakes=12, load_s=0.5, cycles=2, turn_s=0.6, pieces=8, idle_s=0.5)
+SMALL = Sizes(
+    requests=8,
+    weights=16 * MIB,
+    wakes=12,
+    load_s=0.5,
+    cycles=2,
+    turn_s=0.6,
+    pieces=8,
+    idle_s=0.5,
+    documents=8,
+    vectors=16,
+)
 """To see that the measures work. The figures mean nothing."""
 
 

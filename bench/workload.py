@@ -11,6 +11,8 @@ SEED = 20
 TEXTS = 1024
 SHORTEST, LONGEST = 6, 46
 """Words in a text."""
+QUERY = 8
+"""Words in a query, at most."""
 
 
 def texts(count: int = TEXTS, seed: int = SEED) -> list[str]:
@@ -18,6 +20,12 @@ def texts(count: int = TEXTS, seed: int = SEED) -> list[str]:
     words = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split()
     rng = random.Random(seed)
     return [" ".join(rng.choices(words, k=rng.randint(SHORTEST, LONGEST))).capitalize() + "." for _ in range(count)]
+
+
+def reranks(count: int, documents: int) -> list[tuple[str, list[str]]]:
+    """``count`` queries, each with so many documents to be ranked; no two have a document in common."""
+    queries = [" ".join(text.split()[:QUERY]) for text in texts(count, SEED + 1)]
+    return list(zip(queries, windows(texts(count * documents), documents), strict=True))
 
 
 def windows(items: Sequence[str], size: int) -> Iterator[list[str]]:
@@ -32,5 +40,10 @@ def write_bodies(path: Path, *, model: str, texts_per_request: int) -> int:
         json.dumps({"model": model, "input": window[0] if texts_per_request == 1 else window})
         for window in windows(texts(), texts_per_request)
     ]
-    path.write_text("\n".join(bodies) + "\n", encoding="utf-8")
+    write_lines(path, bodies)
     return len(bodies)
+
+
+def write_lines(path: Path, bodies: Sequence[str]) -> None:
+    """Bodies as the load generator reads them, one a line."""
+    path.write_text("\n".join(bodies) + "\n", encoding="utf-8")
