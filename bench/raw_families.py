@@ -91,7 +91,8 @@ class RawMultivector:
         inner = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         self._model: Any = BertModel(config, add_pooling_layer=False)
-        self._model.eval().load_state_dict(inner)
+        self._model.load_state_dict(inner)
+        self._model.train(False)
         known = self._tokenizer.get_vocab()
         self._marker = known[DOCUMENT_MARKER]
         self._skipped = torch.tensor([known[sign] for sign in string.punctuation if sign in known])
