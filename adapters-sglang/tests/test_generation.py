@@ -128,11 +128,24 @@ async def test_an_engine_that_dies_in_a_stream_says_so(home: Any, start: Any, he
 
 async def test_a_slow_reader_slows_the_engine(home: Any, start: Any, helpers: Any) -> None:
     """Nothing is read ahead: what nobody takes piles up in the engine's own socket, and it waits."""
-    engine = start(home.model(how={"token_s": 0}))
+    engine = start(home.model(how={"token_s": 0, "word": 1000 * "w"}))  # more in all than sockets hold
     stream = engine.stream(completion(max_tokens=100_000))
     await anext(stream)
-    await asyncio.sleep(0.3)
-    assert helpers.told(engine)["finished"] == 0
+
+    async def stands_still() -> int:
+        before, now = -1, 0
+        async with asyncio.timeout(20):
+            while now != before:
+                await asyncio.sleep(0.1)
+                before, now = now, helpers.told(engine)["tokens"]
+        return now
+
+    stopped = await stands_still()
+    assert stopped < 100_000
+    async with asyncio.timeout(20):
+        while helpers.told(engine)["tokens"] == stopped:
+            await anext(stream)
+    assert await stands_still() < 100_000
     await stream.aclose()
 
 

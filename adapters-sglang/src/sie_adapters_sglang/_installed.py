@@ -26,7 +26,8 @@ for name in ("sglang", "torch-memory-saver"):
         found[name] = None
 print(json.dumps(found))
 """
-_ASK_S = 60.0
+_ASK_S = 25.0
+"""Less than the core waits for what a model needs."""
 _MATTERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 

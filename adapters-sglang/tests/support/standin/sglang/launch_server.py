@@ -84,7 +84,7 @@ class Engine:
         self.running = {}
         self.released = False
         self.flushing = False
-        self.seen = {"aborted": 0, "finished": 0, "most": 0, "parks": 0, "requests": 0, "health": 0, "calls": []}
+        self.seen = {"aborted": 0, "finished": 0, "most": 0, "parks": 0, "requests": 0, "tokens": 0, "health": 0, "calls": []}
         self.loras = {}
         self.failed = dict(HOW["fail_once"])
 
@@ -115,6 +115,7 @@ class Engine:
                 if self.running[rid] or gone():
                     yield None, "abort"
                     return
+                self.seen["tokens"] += 1
                 yield f"{body.get('lora_path') or HOW['word']}{index} ", None
                 if HOW["token_s"]:
                     await asyncio.sleep(HOW["token_s"])
