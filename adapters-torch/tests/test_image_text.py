@@ -135,6 +135,23 @@ def test_images_are_those_of_transformers(opened: Any, folder: Path) -> None:
     np.testing.assert_allclose(images_of(opened(folder), *map(saved, images)), expected, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": {"height": 24, "width": 24}}, {"size": {"shortest_edge": 30}}, {"resample": 2}, {"do_resize": False},
+        {"size": 24}, {"do_center_crop": False, "size": {"height": 24, "width": 24}}, {"do_normalize": False},
+    ],
+)  # fmt: skip
+def test_what_becomes_of_an_image_is_what_its_processor_says(
+    opened: Any, dual_encoders: dict[str, Path], copy_of: Any, make: Any, changes: dict[str, Any]
+) -> None:
+    folder = copy_of(dual_encoders["clip"])
+    make.edit_json(folder / "preprocessor_config.json", **changes)
+    images = [picture(*size, seed=n) for n, size in enumerate(SIZES) if not {1, 3} & set(size)]
+    expected = their_images(folder, images)
+    np.testing.assert_allclose(images_of(opened(folder), *map(saved, images)), expected, atol=TOLERANCE)
+
+
 def test_every_size_is_taken(opened: Any, folder: Path) -> None:
     vectors = images_of(opened(folder), *(saved(picture(*size, seed=n)) for n, size in enumerate(SIZES)))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)

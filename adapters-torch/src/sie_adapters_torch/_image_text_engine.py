@@ -30,7 +30,7 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._image_text_files import ImageTextFiles
 from sie_adapters_torch._image_text_tokens import TextSide, load_text_side
 from sie_adapters_torch._options import ImageTextOptions, options_of
-from sie_adapters_torch._pictures import Limits, pixels, require_pillow, shortest_edge
+from sie_adapters_torch._pictures import Sizes, pixels, require_pillow
 from sie_adapters_torch._request import check_request
 from sie_adapters_torch._torch import DTYPES, out_of_memory
 from sie_adapters_torch._weights import load_model
@@ -111,15 +111,17 @@ class ImageTextEngine(TorchEngine):
         self._normalise = parts.options.normalise
         self._truncate = parts.options.truncate
         self._dtype = DTYPES[parts.options.dtype]
-        edge = shortest_edge(processor.size) if getattr(processor, "do_resize", True) else None
-        self._limits = Limits(parts.options.max_pixels, edge)
+        self._sizes = Sizes.of(processor, parts.options.max_pixels)
 
     # --- the fixed input ---------------------------------------------------------------------------
 
     def sample(self) -> Output:
         """A text's vector, and as a matrix that of the text and of an image."""
-        rows = np.arange(48 * 64 * 3, dtype=np.uint32).reshape(48, 64, 3)
-        prepared = [*self._texts([(0, Item(text=_SAMPLE))], "", truncate=True), self._picture(rows * 7919 >> 8 & 255)]
+        from PIL import Image
+
+        rows = np.arange(48 * 64 * 3, dtype=np.uint32).reshape(48, 64, 3) * 7919 >> 8 & 255
+        image = np.asarray(self._sizes.resized(Image.fromarray(rows.astype(np.uint8))))
+        prepared = [*self._texts([(0, Item(text=_SAMPLE))], "", truncate=True), self._picture(image)]
         vectors = [output.dense for output in self.run(prepared) if isinstance(output, EncodeOutput)]
         both = np.stack([vector for vector in vectors if vector is not None])
         return EncodeOutput(tokens=0, dense=both[0], multivector=both)
@@ -140,7 +142,7 @@ class ImageTextEngine(TorchEngine):
         found = dict(zip([index for index, _ in texts], self._texts(texts, prompt, truncate=truncate), strict=True))
         for index, item in enumerate(items):
             if item.images:
-                found[index] = self._picture(pixels(item.images[0], index, self._limits))
+                found[index] = self._picture(pixels(item.images[0], index, self._sizes))
         return [found[index] for index in range(len(items))]
 
     def _check_item(self, item: Item, index: int) -> None:
@@ -168,8 +170,9 @@ class ImageTextEngine(TorchEngine):
         filled = [self._side.filled(each.ids) for each in tokens]
         return [Prepared(len(ids), _Text(ids, len(each.ids))) for ids, each in zip(filled, tokens, strict=True)]
 
-    def _picture(self, image: NDArray[Any]) -> Prepared:
-        values = self._processor(images=image.astype(np.uint8), input_data_format="channels_last", return_tensors="np")
+    def _picture(self, image: NDArray[np.uint8]) -> Prepared:
+        done = {"do_resize": False} if self._sizes.resizes else {}
+        values = self._processor(images=image, input_data_format="channels_last", return_tensors="np", **done)
         return Prepared(self._files.patches, _Picture(np.asarray(values["pixel_values"][0], dtype=np.float32)))
 
     # --- inference ---------------------------------------------------------------------------------

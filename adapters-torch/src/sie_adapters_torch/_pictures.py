@@ -18,20 +18,39 @@ from sie_core import InvalidInput, MissingDependency
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["FORMATS", "Limits", "pixels", "require_pillow"]
+__all__ = ["FORMATS", "Sizes", "pixels", "require_pillow"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 @frozen
-class Limits:
-    """``pixels``: of an image, as it comes and once resized. ``shortest_edge``: what its shorter side is resized to.
+class Sizes:
+    """How large an image may be, and how large it becomes.
 
-    ``None``: it is resized to a fixed size.
+    ``pixels``: as it comes and once resized. ``shortest_edge``: what its shorter side is resized to; ``fixed``: height
+    and width that it is resized to; neither: it stays as it is. ``resample``: Pillow's number for how.
     """
 
     pixels: int
     shortest_edge: int | None = None
+    fixed: tuple[int, int] | None = None
+    resample: int | None = None
+
+    @classmethod
+    def of(cls, processor: Any, most: int) -> Sizes:
+        """As one of transformers' image processors has it."""
+        if not getattr(processor, "do_resize", True):
+            return cls(most)
+        edge, height, width, others = (_said(processor.size, *names) for names in _KEYS)
+        if others or not (edge or (height and width)):
+            return cls(most, edge)
+        fixed = None if edge or height is None or width is None else (height, width)
+        return cls(most, edge, fixed, int(processor.resample))
+
+    @property
+    def resizes(self) -> bool:
+        """Whether ``resized`` does; else whoever takes the image has to."""
+        return self.resample is not None
 
     def check(self, width: int, height: int, index: int) -> None:
         """Raises InvalidInput."""
@@ -47,6 +66,29 @@ class Limits:
             if longest * self.shortest_edge > self.pixels:
                 raise _refused(f"the image is too long and thin: {width} x {height} pixels", index)
 
+    def resized(self, image: Image.Image) -> Image.Image:
+        """What transformers makes of it, without its copies in numpy: those of a large image take a second."""
+        if self.resample is None:
+            return image
+        if self.fixed is not None:
+            return image.resize(self.fixed[::-1], self.resample)
+        assert self.shortest_edge is not None
+        edge, (width, height) = self.shortest_edge, image.size
+        longest = int(edge * max(width, height) / min(width, height))
+        return image.resize((edge, longest) if width <= height else (longest, edge), self.resample)
+
+
+_KEYS = (("shortest_edge",), ("height",), ("width",), ("longest_edge", "max_height", "max_width"))
+
+
+def _said(size: Any, *names: str) -> int | None:
+    """The first of these that a ``size`` has: a mapping, or an object with attributes in newer releases."""
+    for name in names:
+        value = size.get(name) if isinstance(size, Mapping) else getattr(size, name, None)
+        if value:
+            return int(value)
+    return None
+
 
 def require_pillow() -> None:
     """Raises MissingDependency."""
@@ -56,8 +98,10 @@ def require_pillow() -> None:
         raise MissingDependency(f"images need Pillow: pip install 'sie-adapters-torch[images]' ({error})") from error
 
 
-def pixels(data: bytes, index: int, limits: Limits) -> NDArray[np.uint8]:
-    """The image in the file, (height, width, 3): the first one, turned as its EXIF data say, transparency on white.
+def pixels(data: bytes, index: int, sizes: Sizes) -> NDArray[np.uint8]:
+    """The image in the file, resized, (height, width, 3).
+
+    It is the first one in it, turned as its EXIF data say, transparency on white.
 
     Raises InvalidInput with ``index``.
     """
@@ -65,10 +109,10 @@ def pixels(data: bytes, index: int, limits: Limits) -> NDArray[np.uint8]:
 
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
-            limits.check(*image.size, index)
+            sizes.check(*image.size, index)
             image.load()
-            limits.check(*image.size, index)  # some decoders find out only then
-            return np.asarray(_rgb(ImageOps.exif_transpose(image), index))
+            sizes.check(*image.size, index)  # some decoders find out only then
+            return np.asarray(sizes.resized(_rgb(ImageOps.exif_transpose(image), index)))
     except (InvalidInput, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -100,9 +144,3 @@ def _rgb(image: Image.Image, index: int) -> Image.Image:
 
 def _refused(message: str, index: int) -> InvalidInput:
     return InvalidInput(message, index=index, param="images")
-
-
-def shortest_edge(size: Any) -> int | None:
-    """The part of an image processor's ``size`` that keeps proportions, if it does."""
-    edge = size.get("shortest_edge") if isinstance(size, Mapping) else getattr(size, "shortest_edge", None)
-    return int(edge) if edge else None
