@@ -257,6 +257,8 @@ class GlinerEngine(TorchEngine):
                 raise InputTooLong(tokens=len(found), limit=self._files.words, index=index)
             found = found[: self._files.words]
         words = [word for word, _, _ in found]
+        if mark := next((mark for mark in self._files.marks if mark in words), None):  # other splitters keep it whole
+            raise InvalidInput(f"the text holds {mark}, which the model reads as a mark", index=index, param="input")
         lengths = self._counted(self._tokenizer, words, "input", index)
         tokens = prompt + self._around + sum(lengths)
         if tokens > self._limit and not truncate:
