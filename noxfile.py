@@ -38,6 +38,7 @@ CLIENTS: dict[str, tuple[str, tuple[str, ...], bool]] = {
     ),
     "haystack": ("3.11", ("haystack-ai==3.4.1", "cohere-haystack==11.0.0", "jina-haystack==2.0.1"), False),
     "cohere": ("3.11", ("cohere==7.3.1",), False),
+    "integrations": ("3.12", tuple(f"sie-{name}==0.10.1" for name in ("langchain", "haystack", "llamaindex")), False),
 }
 """Public clients: the Python and the packages of each, in the releases that `docs/clients.md` names; and whether its
 tests compare with what `sie-testing` expects."""

@@ -16,7 +16,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "clients.md").read_text(e
 ADDRESS = "http://127.0.0.1:8080"
 CLIENT = os.environ["SIE_CLIENT"]
 SECTIONS = {"cohere": ["cohere", "Jina"], "langchain": ["LangChain"], "llamaindex": ["LlamaIndex"]}
-SECTIONS |= {"haystack": ["Haystack"]}
+SECTIONS |= {"haystack": ["Haystack"], "integrations": ["Integrations"]}
 
 
 def examples(section: str) -> list[str]:
