@@ -188,6 +188,7 @@ async def test_nothing_is_fetched_unless_it_is_allowed(served: Start, url: str) 
         *("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "[::]", "10.0.0.1", "192.168.1.1", "172.16.0.1"),
         *("169.254.169.254", "[fe80::1]", "[fd00::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"),
         *("100.64.0.1", "224.0.0.1", "255.255.255.255", "2130706433", "0x7f.1", "127.1"),
+        *("[fec0::1]", "[64:ff9b:1::a00:1]", "[::127.0.0.1]"),
     ],
 )
 async def test_no_address_of_the_inside_is_asked_even_where_fetching_is_allowed(served: Start, host: str) -> None:
@@ -259,7 +260,8 @@ async def test_redirects_are_followed_a_few_times_and_checked_like_the_first_add
         with pytest.raises(InvalidInput, match="redirected more than 3 times"):
             await remote.fetch(url, 1000)
         assert len(asked) == 4
-    for target in ("http://inside.test/x", "http://10.0.0.1/x", "file:///etc/passwd", "http://a:b@pictures.test/"):
+    inside = ("http://inside.test/x", "http://10.0.0.1/x", "file:///etc/passwd", "http://a:b@pictures.test/")
+    for target in (*inside, "http://[", "http://pictures.test:x/", "http://" + "a" * 5000):
         async with answering(whole(b"", "302 Found", f"location: {target}\r\n")) as (url, asked):
             with pytest.raises(InvalidInput):
                 await remote.fetch(url, 1000)
@@ -283,6 +285,12 @@ async def test_what_is_too_large_or_too_slow_or_not_there() -> None:
     for bad in ("http://", "http://[", "http://" + "a" * 5000, "http://pictures.test:0/"):
         with pytest.raises(InvalidInput):
             await remote.fetch(bad, 1000)
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".test", "a..test", "\u00fc" * 70 + ".test"])
+async def test_hosts_that_cannot_be_looked_up_are_refused(host: str) -> None:
+    with pytest.raises(InvalidInput, match="can't be fetched"):
+        await RemoteImages().fetch(f"http://{host}/a.png", 1000)
 
 
 async def test_fetched_images_take_the_place_of_their_addresses(served: Start) -> None:

@@ -29,6 +29,8 @@ MAX_REDIRECTS: Final = 3
 _MAX_URL: Final = 4096
 _TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """IPv6 addresses that stand for IPv4 ones."""
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+"""All that was ever given out of the open IPv6 internet. Python counts more as global, site-local ones among them."""
 
 
 def is_public(address: Address) -> bool:
@@ -41,6 +43,8 @@ def is_public(address: Address) -> bool:
             return False
         if inner is not None:
             return is_public(inner)
+        if address not in _UNICAST:
+            return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
@@ -88,6 +92,8 @@ class RemoteImages:
             raise _not_to_be_had(f"it did not come within {self._timeout_s:g} s") from None
         except (httpx.HTTPError, OSError) as error:
             raise _not_to_be_had(type(error).__name__) from error
+        except (httpx.InvalidURL, UnicodeError) as error:  # of a redirect, or a host that no name server could know
+            raise _not_to_be_had("its address is malformed") from error
         raise _not_to_be_had(f"it is redirected more than {MAX_REDIRECTS} times")
 
     async def _get(self, client: httpx.AsyncClient, url: str, limit: int) -> bytes | str:
