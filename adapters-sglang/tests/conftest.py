@@ -68,6 +68,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SIE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("SIE_CACHE_DIR", str(tmp_path / "cache"))
     _plan.cost_cache.cache_clear()
+    _plan._totals.clear()
     return tmp_path
 
 
