@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -202,6 +203,24 @@ def test_many_documents_are_compared_in_batches_with_the_same_result() -> None:
         if one.multivector is not None
     ]
     assert [one.score for one in compare("multivector", query, documents)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_long_query_is_compared_in_parts_with_the_same_result_and_bounded_memory() -> None:
+    random = np.random.default_rng(8)
+    query = EncodeOutput(1, multivector=random.normal(size=(2000, 8)).astype(np.float32))
+    documents = [EncodeOutput(1, multivector=random.normal(size=(3000, 8)).astype(np.float32)) for _ in range(10)]
+    assert query.multivector is not None
+    expected = [
+        float((query.multivector @ one.multivector.T).max(axis=1).sum())
+        for one in documents
+        if one.multivector is not None
+    ]
+    tracemalloc.start()
+    scores = [one.score for one in compare("multivector", query, documents)]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert scores == pytest.approx(expected, rel=1e-5)
+    assert most < 64 * MIB  # the whole table would be 240 MB
 
 
 def test_an_engine_whose_vectors_cannot_be_compared_is_an_error_of_the_engine() -> None:

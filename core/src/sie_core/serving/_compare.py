@@ -16,7 +16,9 @@ __all__ = ["compare", "work"]
 _EACH: Final = 20_000
 """What a document costs by itself, in multiplications."""
 _ROWS: Final = 32_768
-"""Document tokens compared at a time: keeps the table of similarities at a few MB for a query of usual length."""
+"""Document tokens compared at a time."""
+_TABLE: Final = 4 * 1024 * 1024
+"""Similarities held at a time, 16 MiB of them: a long query is compared a part at a time."""
 
 
 def compare(kind: str, query: EncodeOutput, documents: Sequence[EncodeOutput]) -> list[ScoreOutput]:
@@ -53,8 +55,11 @@ def _maxsim(query: EncodeOutput, documents: Sequence[EncodeOutput]) -> NDArray[n
     scores = np.zeros(len(documents), dtype=np.float32)
     for places, matrices in _batches(documents):
         starts = np.cumsum([0, *(len(matrix) for matrix in matrices[:-1])])
-        likeness = asked @ np.concatenate(matrices).T
-        scores[places] = np.maximum.reduceat(likeness, starts, axis=1).sum(axis=0)
+        tokens = np.concatenate(matrices).T
+        step = max(1, _TABLE // tokens.shape[1])
+        for first in range(0, len(asked), step):
+            likeness = asked[first : first + step] @ tokens
+            scores[places] += np.maximum.reduceat(likeness, starts, axis=1).sum(axis=0)
     return scores
 
 
