@@ -10,20 +10,20 @@ import pytest
 from sie_adapters_sglang.adapters import EmbeddingAdapter
 from sie_core import (
     BatchRequest,
-    EncodeParams,
     EngineDied,
     GenerateRequest,
     InputTooLong,
     InvalidInput,
     Item,
     NonFiniteOutput,
+    RequestParams,
     Task,
     Unsupported,
 )
 
 
 def encode(*items: Item, **params: Any) -> BatchRequest:
-    return BatchRequest(Task.ENCODE, items, EncodeParams(**params))
+    return BatchRequest(Task.ENCODE, items, RequestParams(**params))
 
 
 async def test_one_vector_an_item_in_order(home: Any, start: Any) -> None:

@@ -16,7 +16,6 @@ from sie_adapters_sglang._state import TOKEN, state_folder
 from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter
 from sie_core import (
     BatchRequest,
-    EncodeParams,
     EngineDied,
     EngineStartError,
     GenerateRequest,
@@ -25,6 +24,7 @@ from sie_core import (
     InvalidInput,
     Item,
     ModelLoading,
+    RequestParams,
     Task,
     TransitionContext,
 )
@@ -272,7 +272,7 @@ async def test_embeds(real: Any, helpers: Any) -> None:
         long = [Item(text="word " * 600)]
         with pytest.raises(InputTooLong):
             await engine.encode(BatchRequest(Task.ENCODE, long))
-        (cut,) = await engine.encode(BatchRequest(Task.ENCODE, long, EncodeParams(truncate=True)))
+        (cut,) = await engine.encode(BatchRequest(Task.ENCODE, long, RequestParams(truncate=True)))
         assert cut.tokens == 511
     finally:
         await asyncio.to_thread(engine.close, TransitionContext())

@@ -29,7 +29,6 @@ from sie_core import (
     DeviceBuffer,
     DeviceGrant,
     EncodeOutput,
-    EncodeParams,
     Engine,
     Grant,
     HostOffload,
@@ -37,6 +36,7 @@ from sie_core import (
     Item,
     MemoryReport,
     ModelSpec,
+    RequestParams,
     Source,
     Task,
     TransitionContext,
@@ -340,7 +340,7 @@ def embed(engine: BatchEngine, texts: Sequence[str | Sequence[int]], **params: A
 def encode(engine: BatchEngine, texts: Sequence[str | Sequence[int]], **params: Any) -> list[EncodeOutput]:
     """Outputs of texts or token lists, of every type that the model gives or of ``output_types``."""
     items = [Item(text=each) if isinstance(each, str) else Item(token_ids=tuple(each)) for each in texts]
-    wanted = EncodeParams(**{"output_types": engine.capabilities.outputs} | params)
+    wanted = RequestParams(**{"output_types": engine.capabilities.outputs} | params)
     outputs = engine.run(engine.prepare(BatchRequest(Task.ENCODE, items, wanted)))
     assert len(outputs) == len(texts)
     return [output for output in outputs if isinstance(output, EncodeOutput)]

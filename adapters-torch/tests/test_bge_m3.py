@@ -14,10 +14,10 @@ from sie_core import (
     BatchRequest,
     DeviceView,
     EncodeOutput,
-    EncodeParams,
     Item,
     ModelSourceInvalid,
     ModelSpec,
+    RequestParams,
     Task,
     UnsafeSource,
     Unsupported,
@@ -141,7 +141,7 @@ def test_requests_for_different_outputs_share_a_batch(load: Any, make: Any, tiny
     wanted = [("dense",), ("sparse", "multivector"), ALL, ("sparse",), ("dense", "multivector")]
     prepared = []
     for text, names in zip(TEXTS, wanted, strict=True):
-        prepared += engine.prepare(BatchRequest(Task.ENCODE, [Item(text=text)], EncodeParams(output_types=names)))
+        prepared += engine.prepare(BatchRequest(Task.ENCODE, [Item(text=text)], RequestParams(output_types=names)))
     for output, names in zip(engine.run(prepared), wanted, strict=True):
         assert {name for name in ALL if getattr(output, name) is not None} == set(names)
 
@@ -164,7 +164,7 @@ def test_documents_are_scored_by_one_of_them(make: Any, tiny: Path, compares: st
 
 def test_what_it_has_not_is_refused(load: Any, tiny: Path) -> None:
     engine = load(tiny, adapter="torch-bge-m3")
-    for params in (EncodeParams(output_types=("dense", "smell")), EncodeParams(dimensions=8)):
+    for params in (RequestParams(output_types=("dense", "smell")), RequestParams(dimensions=8)):
         with pytest.raises(Unsupported):
             engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], params))
     with pytest.raises(Unsupported):

@@ -15,12 +15,12 @@ from sie_core import (
     Capabilities,
     Classification,
     DeviceView,
-    EncodeParams,
     InputTooLong,
     InvalidInput,
     Item,
     ModelSourceInvalid,
     ModelSpec,
+    RequestParams,
     Task,
     Unsupported,
 )
@@ -41,7 +41,7 @@ def save_classifier(make: Any, folder: Path, kind: str = "bert", labels: Any = L
 
 def classes(engine: Any, texts: Any, labels: Any = (), **params: Any) -> list[tuple[Classification, ...]]:
     items = [each if isinstance(each, Item) else Item(text=each) for each in texts]
-    request = BatchRequest(Task.EXTRACT, items, EncodeParams(**params), labels=tuple(labels))
+    request = BatchRequest(Task.EXTRACT, items, RequestParams(**params), labels=tuple(labels))
     outputs = engine.run(engine.prepare(request))
     assert all(output.tokens > 0 for output in outputs)
     return [output.classifications for output in outputs]
@@ -224,7 +224,7 @@ def test_different_requests_share_a_batch(load: Any, nli: Path) -> None:
         for labels, options in asked
         for prepared in engine.prepare(
             BatchRequest(
-                Task.EXTRACT, [Item(text=text) for text in TEXTS], EncodeParams(options=options), labels=labels
+                Task.EXTRACT, [Item(text=text) for text in TEXTS], RequestParams(options=options), labels=labels
             )
         )
     ]

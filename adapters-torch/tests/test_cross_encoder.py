@@ -17,12 +17,12 @@ from sie_core import (
     BatchRequest,
     Capabilities,
     DeviceView,
-    EncodeParams,
     InputTooLong,
     InvalidInput,
     Item,
     ModelSourceInvalid,
     ModelSpec,
+    RequestParams,
     Task,
     UnsafeSource,
     Unsupported,
@@ -62,7 +62,7 @@ def some_documents(words: list[str], count: int = 40) -> list[str]:
 def request(query: Any, documents: Any, **params: Any) -> BatchRequest:
     items = [each if isinstance(each, Item) else Item(text=each) for each in documents]
     asked = query if isinstance(query, Item) else Item(text=query)
-    return BatchRequest(Task.SCORE, items, EncodeParams(**params), query=asked)
+    return BatchRequest(Task.SCORE, items, RequestParams(**params), query=asked)
 
 
 def scores(engine: Any, query: Any, documents: Any, **params: Any) -> NDArray[np.float64]:
@@ -328,9 +328,9 @@ def refused(load: Any, folder: Path, error: type[Exception] = ModelSourceInvalid
 def test_bad_requests(load: Any, tiny: Path) -> None:
     engine = ranker(load, tiny)
     with pytest.raises(Unsupported, match="score only"):
-        engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], EncodeParams()))
+        engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], RequestParams()))
     with pytest.raises(InvalidInput, match="no query") as caught:
-        engine.prepare(BatchRequest(Task.SCORE, [Item(text="fox")], EncodeParams()))
+        engine.prepare(BatchRequest(Task.SCORE, [Item(text="fox")], RequestParams()))
     assert caught.value.param == "query"
     with pytest.raises(InvalidInput, match="text only") as caught:
         engine.prepare(request(Item(images=(b"x",)), DOCUMENTS))

@@ -17,13 +17,13 @@ from sie_core import (
     BatchRequest,
     Capabilities,
     DeviceView,
-    EncodeParams,
     Entity,
     InputTooLong,
     InvalidInput,
     Item,
     ModelSourceInvalid,
     ModelSpec,
+    RequestParams,
     Task,
     Unsupported,
     locate,
@@ -62,7 +62,7 @@ def save_wordpiece(make: Any, folder: Path, minilm: ModelSpec, labels: Any = LAB
 
 def found(engine: Any, texts: Any, labels: tuple[str, ...] = (), **params: Any) -> list[tuple[Entity, ...]]:
     items = [Item(text=text) for text in texts]
-    request = BatchRequest(Task.EXTRACT, items, EncodeParams(**params), labels=labels)
+    request = BatchRequest(Task.EXTRACT, items, RequestParams(**params), labels=labels)
     outputs = engine.run(engine.prepare(request))
     for text, output in zip(texts, outputs, strict=True):
         assert output.tokens > 0

@@ -17,7 +17,6 @@ from sie_core import (
     BatchRequest,
     Device,
     DeviceView,
-    EncodeParams,
     ExtractOutput,
     InputTooLong,
     InvalidInput,
@@ -26,6 +25,7 @@ from sie_core import (
     ModelSourceInvalid,
     ModelSourceNotFound,
     ModelSpec,
+    RequestParams,
     Task,
     UnsafeSource,
     Unsupported,
@@ -85,7 +85,7 @@ def opened(load: Any) -> Callable[..., Any]:
 
 def asking(texts: Sequence[str], labels: Sequence[str] = LABELS, **options: Any) -> BatchRequest:
     items = [Item(text=text) for text in texts]
-    return BatchRequest(Task.EXTRACT, items, EncodeParams(output_types=(), options=options), labels=tuple(labels))
+    return BatchRequest(Task.EXTRACT, items, RequestParams(output_types=(), options=options), labels=tuple(labels))
 
 
 Found = list[list[tuple[int, int, str, str, float]]]
@@ -267,7 +267,7 @@ def test_requests_that_are_refused(opened: Any, models: dict[str, Path]) -> None
     with pytest.raises(Unsupported, match="output_schema"):
         engine.prepare(attrs.evolve(plain, output_schema={"type": "object"}))
     with pytest.raises(Unsupported, match="instruction"):
-        engine.prepare(attrs.evolve(plain, params=EncodeParams(output_types=(), instruction="find")))
+        engine.prepare(attrs.evolve(plain, params=RequestParams(output_types=(), instruction="find")))
     for wrong, says in ((Item(images=(b"x",)), "text only"), (Item(token_ids=(1,)), "token ids"), (Item(), "no text")):
         with pytest.raises(InvalidInput, match=says) as caught:
             engine.prepare(attrs.evolve(plain, items=[Item(text="fox"), wrong]))

@@ -70,11 +70,11 @@ async def asked(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
 
 
 async def test_scores(serve: Serve, make: Any, models: list[ModelSpec], load: Any) -> None:
-    from sie_core import BatchRequest, EncodeParams, Item, Task
+    from sie_core import BatchRequest, Item, RequestParams, Task
 
     items = [Item(text=document) for document in DOCUMENTS]
     engine = load(models[0])
-    outputs = engine.run(engine.prepare(BatchRequest(Task.SCORE, items, EncodeParams(), query=Item(text=QUERY))))
+    outputs = engine.run(engine.prepare(BatchRequest(Task.SCORE, items, RequestParams(), query=Item(text=QUERY))))
     expected = [output.score for output in outputs]
     best = sorted(range(3), key=lambda index: -expected[index])
     async with serve() as (http, _):

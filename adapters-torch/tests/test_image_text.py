@@ -18,13 +18,13 @@ from sie_core import (
     BatchRequest,
     DeviceView,
     EncodeOutput,
-    EncodeParams,
     InputTooLong,
     InvalidInput,
     Item,
     MissingDependency,
     ModelSourceInvalid,
     ModelSpec,
+    RequestParams,
     Task,
     UnsafeSource,
     Unsupported,
@@ -106,7 +106,7 @@ def _normalised(features: Sequence[Any]) -> NDArray[np.float32]:
 
 
 def run(engine: Any, items: Sequence[Item], **params: Any) -> NDArray[np.float32]:
-    outputs = engine.run(engine.prepare(BatchRequest(Task.ENCODE, items, EncodeParams(**params))))
+    outputs = engine.run(engine.prepare(BatchRequest(Task.ENCODE, items, RequestParams(**params))))
     rows = [output.dense for output in outputs if isinstance(output, EncodeOutput)]
     assert len(rows) == len(items)
     return np.stack([row for row in rows if row is not None])
@@ -404,7 +404,7 @@ def test_requests_that_are_refused(opened: Any, folder: Path) -> None:
 
     def refused(error: type[InvalidInput], item: Item, task: Task = Task.ENCODE, **params: Any) -> InvalidInput:
         with pytest.raises(error) as caught:
-            engine.prepare(BatchRequest(task, [Item(text="fox"), item], EncodeParams(**params)))
+            engine.prepare(BatchRequest(task, [Item(text="fox"), item], RequestParams(**params)))
         return caught.value
 
     both = refused(InvalidInput, Item(text="fox", images=(image,)))

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from sie_adapters_torch.dense import DenseOptions
 from sie_core import (
     BatchRequest,
-    EncodeParams,
     Item,
     LoraEngine,
     MissingDependency,
@@ -27,6 +26,7 @@ from sie_core import (
     ModelSourceNotFound,
     ModelSpec,
     Prepared,
+    RequestParams,
     ResourceExhausted,
     Task,
     TransitionCancelled,
@@ -198,7 +198,7 @@ def test_items_of_one_batch_choose_for_themselves(load: Any, make: Any, minilm: 
 
 def prepare(engine: Any, *texts: str, **params: Any) -> Sequence[Prepared]:
     prepared: Sequence[Prepared] = engine.prepare(
-        BatchRequest(Task.ENCODE, [Item(text=text) for text in texts], EncodeParams(**params))
+        BatchRequest(Task.ENCODE, [Item(text=text) for text in texts], RequestParams(**params))
     )
     return prepared
 

@@ -16,11 +16,11 @@ from sie_adapters_torch.multivector import MultivectorAdapter, MultivectorOption
 from sie_core import (
     BatchRequest,
     DeviceView,
-    EncodeParams,
     InputTooLong,
     Item,
     ModelSourceInvalid,
     ModelSpec,
+    RequestParams,
     Task,
     UnsafeSource,
     Unsupported,
@@ -183,7 +183,7 @@ def test_expansion_tokens_are_not_attended_to_with_or_without_padding(
     engine = load(colbert, adapter="torch-multivector", attn=attn, threads=2, truncate=True)
     assert_same(matrices(engine, texts, make, is_query=True), formula(colbert, texts, **QUERY))
     requests = [
-        BatchRequest(Task.ENCODE, [Item(text=text)], EncodeParams(output_types=("multivector",), is_query=bool(n % 2)))
+        BatchRequest(Task.ENCODE, [Item(text=text)], RequestParams(output_types=("multivector",), is_query=bool(n % 2)))
         for n, text in enumerate(texts)
     ]
     mixed = engine.run([one for request in requests for one in engine.prepare(request)])
@@ -283,7 +283,7 @@ def test_token_lists_are_marked_once(load: Any, make: Any, colbert: Path) -> Non
 def test_tokens_are_those_of_the_text(load: Any, make: Any, colbert: Path) -> None:
     engine = load(colbert, adapter="torch-multivector")
     assert [output.tokens for output in make.encode(engine, ["a red fox", "dog"], is_query=True)] == [6, 4]
-    wanted = EncodeParams(output_types=("multivector",), is_query=True)
+    wanted = RequestParams(output_types=("multivector",), is_query=True)
     (prepared,) = engine.prepare(BatchRequest(Task.ENCODE, [Item(text="dog")], wanted))
     assert prepared.tokens == 12  # what it costs to run
 
@@ -291,7 +291,7 @@ def test_tokens_are_those_of_the_text(load: Any, make: Any, colbert: Path) -> No
 def test_long_texts_are_refused_unless_they_may_be_cut(load: Any, make: Any, colbert: Path) -> None:
     engine = load(colbert, adapter="torch-multivector")
     for is_query, limit in ((True, 12), (False, 24)):
-        wanted = EncodeParams(output_types=("multivector",), is_query=is_query)
+        wanted = RequestParams(output_types=("multivector",), is_query=is_query)
         items = [Item(text="fox " * (limit - 3)), Item(text="fox " * (limit - 2))]
         with pytest.raises(InputTooLong) as caught:
             engine.prepare(BatchRequest(Task.ENCODE, items, wanted))
@@ -342,7 +342,7 @@ def test_other_outputs_are_refused(load: Any, colbert: Path) -> None:
     with pytest.raises(Unsupported, match="multivector vectors, not dense"):
         engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")]))
     with pytest.raises(Unsupported, match="one size"):
-        wanted = EncodeParams(output_types=("multivector",), dimensions=8)
+        wanted = RequestParams(output_types=("multivector",), dimensions=8)
         engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], wanted))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from sie_core import BatchRequest, DeviceOutOfMemory, EncodeParams, Item, Task
+from sie_core import BatchRequest, DeviceOutOfMemory, Item, RequestParams, Task
 
 
 def some_texts(words: list[str], count: int) -> list[str]:
@@ -100,7 +100,7 @@ def test_prompts_can_come_with_every_request(load: Any, make: Any, tiny_bert: Pa
     def ask(start: int) -> None:
         try:
             for number in range(start, start + 60):
-                params = EncodeParams(instruction=" ".join(make.words[: number % 9 + 1]) + " " * number)
+                params = RequestParams(instruction=" ".join(make.words[: number % 9 + 1]) + " " * number)
                 engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox"), Item(token_ids=(5,))], params))
         except BaseException as error:
             failures.append(error)

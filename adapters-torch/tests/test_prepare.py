@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sie_core import BatchEngine, BatchRequest, EncodeParams, InputTooLong, InvalidInput, Item, Task, Unsupported
+from sie_core import BatchEngine, BatchRequest, InputTooLong, InvalidInput, Item, RequestParams, Task, Unsupported
 
 LIMIT = 32
 
@@ -20,7 +20,7 @@ def engine(load: Any, tiny_bert: Path) -> BatchEngine:
 
 
 def tokens(engine: BatchEngine, *items: Item, **params: Any) -> list[int]:
-    return [one.tokens for one in engine.prepare(BatchRequest(Task.ENCODE, items, EncodeParams(**params)))]
+    return [one.tokens for one in engine.prepare(BatchRequest(Task.ENCODE, items, RequestParams(**params)))]
 
 
 def test_tokens_count_the_special_ones(engine: BatchEngine) -> None:

@@ -17,11 +17,11 @@ from sie_adapters_torch.sparse import LOGIT_BYTES, SparseAdapter, SparseOptions
 from sie_core import (
     BatchRequest,
     DeviceView,
-    EncodeParams,
     InvalidInput,
     Item,
     ModelSourceInvalid,
     ModelSpec,
+    RequestParams,
     Source,
     Task,
     UnsafeSource,
@@ -257,9 +257,9 @@ def test_the_logits_are_booked_however_large_the_batch() -> None:
 def test_other_outputs_and_tasks_are_refused(load: Any, tiny: Path) -> None:
     engine = load(tiny, adapter="torch-sparse")
     with pytest.raises(Unsupported, match="sparse vectors, not dense") as caught:
-        engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], EncodeParams(output_types=("dense",))))
+        engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], RequestParams(output_types=("dense",))))
     assert tuple(caught.value.supported) == ("sparse",)
-    wanted = EncodeParams(output_types=("sparse",))
+    wanted = RequestParams(output_types=("sparse",))
     with pytest.raises(Unsupported, match="encode"):
         engine.prepare(BatchRequest(Task.EXTRACT, [Item(text="fox")], wanted))
     with pytest.raises(Unsupported, match="one size"):

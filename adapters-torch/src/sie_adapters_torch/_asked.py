@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sie_core import EncodeParams, InvalidInput, Unsupported
+from sie_core import InvalidInput, RequestParams, Unsupported
 
 __all__ = ["asked", "boolean", "chosen", "count", "no_instruction", "number", "one_of", "template"]
 
@@ -13,7 +13,7 @@ Check = Callable[[Any], Any]
 """Gives the value, or raises ValueError with what it should be."""
 
 
-def asked(params: EncodeParams, known: Mapping[str, Check]) -> dict[str, Any]:
+def asked(params: RequestParams, known: Mapping[str, Check]) -> dict[str, Any]:
     """The options that a request sets, checked. Raises InvalidInput, Unsupported."""
     found = {}
     for name, value in params.options.items():
@@ -81,7 +81,7 @@ def chosen(model: str, labels: Sequence[str], known: Sequence[str]) -> frozenset
     return frozenset(labels or known)
 
 
-def no_instruction(model: str, params: EncodeParams) -> None:
+def no_instruction(model: str, params: RequestParams) -> None:
     """Raises Unsupported for an instruction, which the model can't be given."""
     if params.instruction is not None:
         raise Unsupported(f"{model} takes no instruction", param="instruction")

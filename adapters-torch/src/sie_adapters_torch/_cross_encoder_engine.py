@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from sie_core import (
     BatchRequest,
-    EncodeParams,
     EngineEvents,
     InvalidInput,
     Item,
     ModelSpec,
     Output,
+    RequestParams,
     ScoreOutput,
     TransitionContext,
 )
@@ -88,7 +88,7 @@ class CrossEncoderEngine(TextEngine):
         pair = partial(self._pairs, truncate=truncate)
         return [pair(query, document, index=index) for index, document in enumerate(documents)]
 
-    def _query(self, query: Item, params: EncodeParams) -> list[int]:
+    def _query(self, query: Item, params: RequestParams) -> list[int]:
         prompts, wanted = self._files.prompts, params.instruction
         template = self._options_given.query_template or "{query}"
         if "{instruction}" in template:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sie_core import (
     BatchRequest,
     EncodeOutput,
-    EncodeParams,
     EngineEvents,
     ModelSpec,
     Output,
+    RequestParams,
     TransitionContext,
     Unsupported,
 )
@@ -55,7 +55,7 @@ class DenseEngine(TextEngine):
         self._files = files
         self._templates = (options.document_instruction_template, options.instruction_template)
 
-    def prompt(self, params: EncodeParams) -> str:
+    def prompt(self, params: RequestParams) -> str:
         """With templates an instruction is what they are filled with, or still the name of one of the prompts."""
         wanted, prompts = params.instruction, self._files.prompts
         if wanted is None or wanted in prompts.named or not any(self._templates):

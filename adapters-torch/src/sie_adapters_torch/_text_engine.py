@@ -16,12 +16,12 @@ from attrs import frozen
 from sie_core import (
     BatchRequest,
     DeviceNeed,
-    EncodeParams,
     InvalidInput,
     Item,
     MemoryReport,
     Output,
     Prepared,
+    RequestParams,
     Task,
     TransitionContext,
     TransitionError,
@@ -115,7 +115,7 @@ class TextEngine(TorchEngine):
     def tokenise(
         self,
         items: Sequence[Item],
-        params: EncodeParams,
+        params: RequestParams,
         prompt: str,
         *,
         limit: int | None = None,
@@ -125,7 +125,7 @@ class TextEngine(TorchEngine):
         truncate = self._reading.options.truncate if params.truncate is None else params.truncate
         return self._tokeniser(items, prompt=prompt, truncate=truncate, limit=limit, marker=marker)
 
-    def prompt(self, params: EncodeParams) -> str:
+    def prompt(self, params: RequestParams) -> str:
         """An instruction is the name of one of the model's prompts, or the prompt itself."""
         prompts = self._reading.prompts
         if params.instruction is not None:

@@ -30,7 +30,7 @@ _ROOMS = {
     "sie_core.memory.host": "HostMemory",
     "sie_core.sources": "locate parse_source",
     "sie_core.types": (
-        "BatchRequest Capabilities Classification Decision DetectedObject EncodeOutput EncodeParams Entity "
+        "BatchRequest Capabilities Classification Decision DetectedObject EncodeOutput RequestParams Entity "
         "ExtractOutput GenerateRequest Item ModelSpec Output Relation Residency ResidencyChanged ScoreOutput Source "
         "SparseVector Task WakeCheck"
     ),

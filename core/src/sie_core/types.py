@@ -20,7 +20,7 @@ __all__ = [
     "Decision",
     "DetectedObject",
     "EncodeOutput",
-    "EncodeParams",
+    "RequestParams",
     "Entity",
     "ExtractOutput",
     "GenerateRequest",
@@ -150,7 +150,7 @@ class Item:
 
 
 @frozen
-class EncodeParams:
+class RequestParams:
     """How to run a request. ``truncate=None`` leaves it to the model's configuration; ``lora`` names a LoRA adapter.
 
     ``output_types``, ``is_query`` and ``dimensions`` matter to encoding only. ``options`` is the engine's to check.
@@ -175,7 +175,7 @@ class BatchRequest:
 
     task: Task
     items: Sequence[Item]
-    params: EncodeParams = field(factory=EncodeParams)
+    params: RequestParams = field(factory=RequestParams)
     query: Item | None = None
     labels: tuple[str, ...] = ()
     output_schema: Mapping[str, Any] | None = None

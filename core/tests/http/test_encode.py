@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from sie_core import EncodeOutput, EncodeParams, Item
+from sie_core import EncodeOutput, Item, RequestParams
 from sie_core.http.vectors import native_items, openai_data
 from sie_testing import expected_vector
 from website import Start
@@ -88,7 +88,7 @@ async def test_the_answer_speaks_what_the_client_accepts(
 
 
 async def test_prompts_and_query_mode_reach_the_engine_from_both_places(served: Start) -> None:
-    expected = expected_vector("hello", params=EncodeParams(instruction="find", is_query=True)).tolist()
+    expected = expected_vector("hello", params=RequestParams(instruction="find", is_query=True)).tolist()
     async with served() as s:
         beside = await s.encode(params={"instruction": "find", "is_query": True})
         inside = await s.encode(params={"instruction": "find", "options": {"is_query": True}})

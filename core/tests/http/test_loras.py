@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sie_core import EncodeParams
+from sie_core import RequestParams
 from sie_testing import FaultPoints, expected_vector
 from website import Start, key_line, until
 
@@ -23,7 +23,7 @@ async def test_an_adapter_is_loaded_selected_and_unloaded(served: Start) -> None
         loaded = await s.http.post(f"{PATH}/billing", json={"source": "path:/loras/billing"})
         assert loaded.status_code == 200, loaded.text
         assert loras(loaded.json()) == {"billing": True}
-        want = expected_vector("hello", params=EncodeParams(lora="billing")).tolist()
+        want = expected_vector("hello", params=RequestParams(lora="billing")).tolist()
         for params in ({"lora": "billing"}, {"options": {"lora": "billing"}}):
             got = (await s.encode("adaptable", params=params)).json()
             assert got["items"][0]["dense"]["values"] == pytest.approx(want)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sie_core import EncodeParams
+from sie_core import RequestParams
 from sie_core.http.vectors import convert
 from sie_testing import FaultPoints, expected_score, expected_vector
 from website import Start, until
@@ -162,7 +162,7 @@ async def test_the_first_version_of_embed_gives_bare_floats_unless_types_are_nam
         bare = await s.http.post("/v1/embed", json=asked)
         typed = await s.http.post("/v1/embed", json={**asked, "embedding_types": ["float", "int8"], "truncate": "END"})
         unknown = await s.http.post("/v1/embed", json={**asked, "model": "minni"})
-    expected = expected_vector("there you are", params=EncodeParams(is_query=True))
+    expected = expected_vector("there you are", params=RequestParams(is_query=True))
     assert bare.json()["response_type"] == "embeddings_floats"
     assert bare.json()["embeddings"][1] == pytest.approx(expected.tolist())
     assert bare.json()["texts"] == asked["texts"]
@@ -176,7 +176,7 @@ async def test_the_first_version_of_embed_gives_bare_floats_unless_types_are_nam
 @pytest.mark.parametrize("kind", ["search_document", "search_query", "classification", "clustering", None])
 async def test_queries_are_told_from_documents(served: Start, kind: str | None) -> None:
     response = await embedded(served, texts=["hello"], input_type=kind)
-    expected = expected_vector("hello", params=EncodeParams(is_query=kind == "search_query"))
+    expected = expected_vector("hello", params=RequestParams(is_query=kind == "search_query"))
     assert response.json()["embeddings"]["float"][0] == pytest.approx(expected.tolist())
 
 

@@ -10,12 +10,12 @@ import pytest
 from sie_core import (
     BatchRequest,
     DeadlineExceeded,
-    EncodeParams,
     EngineDied,
     Item,
     LoraLoading,
     ModelLoadFailed,
     ModelSpec,
+    RequestParams,
     Residency,
     Task,
     Unsupported,
@@ -43,7 +43,7 @@ async def use(built: House, lora: str, model: str = "m", seconds: float = 0.0, w
         await built.registry.hold_lora(lease, lora, wait_s=wait_s),
     ):
         engine: Any = lease.engine
-        request = BatchRequest(Task.ENCODE, [Item("x")], EncodeParams(lora=lora))
+        request = BatchRequest(Task.ENCODE, [Item("x")], RequestParams(lora=lora))
         await lease.worker.call(engine.run, engine.prepare(request))
         if seconds:
             await asyncio.sleep(seconds)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sie_core import EncodeParams, Item, Residency
+from sie_core import Item, RequestParams, Residency
 from sie_core.residency import RegistrySettings
 from sie_core.serving import Service
 from sie_testing.house import MIB, close, fake, house, play
@@ -18,7 +18,7 @@ SETTINGS = RegistrySettings(host_cache_bytes=1024 * MIB)
 
 
 async def ask(service: Service, model: str = "a") -> Any:
-    result = await service.encode(model, [Item(text="hello")], EncodeParams())
+    result = await service.encode(model, [Item(text="hello")], RequestParams())
     return result.outputs[0].dense
 
 

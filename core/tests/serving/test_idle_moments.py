@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sie_core import EncodeParams, Item, Residency
+from sie_core import Item, RequestParams, Residency
 from sie_core.residency import RegistrySettings
 from sie_core.serving import Service
 from sie_testing import FaultPoints, expected_vector
@@ -40,7 +40,7 @@ class Site:
     async def ask(self, text: str, *, after: float = 0.0) -> None:
         await asyncio.sleep(after)
         self.met.add(self.built.state("a"))
-        result = await self.service.encode("a", [Item(text=text)], EncodeParams())
+        result = await self.service.encode("a", [Item(text=text)], RequestParams())
         assert result.outputs[0].dense is not None
         assert result.outputs[0].dense.tolist() == expected_vector(text).tolist()
 

@@ -13,7 +13,6 @@ import pytest
 from sie_core import (
     DeadlineExceeded,
     EncodeOutput,
-    EncodeParams,
     EngineDied,
     InferenceError,
     InputTooLong,
@@ -21,6 +20,7 @@ from sie_core import (
     Item,
     ModelSpec,
     NonFiniteOutput,
+    RequestParams,
     ShuttingDown,
     SparseVector,
     Task,
@@ -92,7 +92,7 @@ def test_extractions_follow_labels(virtual_run: Play, adapter: str) -> None:
 
 def reference(kind: str, query: str, text: str) -> float:
     """As the papers have it, a pair at a time."""
-    asked = EncodeParams(is_query=True)
+    asked = RequestParams(is_query=True)
     if kind == "dense":
         return float(expected_vector(query, params=asked) @ expected_vector(text))
     if kind == "sparse":
@@ -369,7 +369,7 @@ def test_lora_adapters_apply_to_scores(virtual_run: Play) -> None:
     async def scene() -> None:
         async with serving(able("m", max_loras=1)) as (service, _):
             await service.load_lora("m", "tuned", "hf:org/tuned")
-            result = await service.score("m", Item(text="query"), items("one"), EncodeParams(lora="tuned"))
+            result = await service.score("m", Item(text="query"), items("one"), RequestParams(lora="tuned"))
             assert result.outputs[0].score == expected_score("query", "one", salt="tuned")
 
     virtual_run(scene())

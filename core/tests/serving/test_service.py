@@ -13,7 +13,6 @@ import pytest
 from sie_core import (
     DeadlineExceeded,
     DeviceOutOfMemory,
-    EncodeParams,
     EngineDied,
     InvalidInput,
     Item,
@@ -22,6 +21,7 @@ from sie_core import (
     ModelNotFound,
     ModelSpec,
     QueueFull,
+    RequestParams,
     Residency,
     ResourceExhausted,
     ShuttingDown,
@@ -48,7 +48,7 @@ class Site:
 
     async def ask(self, model: str, *texts: str, within: float | None = None, **params: Any) -> EncodeResult:
         return await self.service.encode(
-            model, [Item(text=text) for text in texts], EncodeParams(**params), deadline_s=within
+            model, [Item(text=text) for text in texts], RequestParams(**params), deadline_s=within
         )
 
 

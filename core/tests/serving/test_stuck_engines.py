@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sie_core import EncodeParams, EngineDied, Item, LoraLoading, Residency
+from sie_core import EngineDied, Item, LoraLoading, RequestParams, Residency
 from sie_core.residency import RegistrySettings
 from sie_core.serving import Service
 from sie_testing import FaultPoints
@@ -28,7 +28,7 @@ def test_what_is_queued_behind_it_keeps_no_run_permit(
         service = Service(built.registry, side_thread=False)
 
         async def ask(model: str, **params: Any) -> None:
-            await service.encode(model, [Item(text="hello")], EncodeParams(**params))
+            await service.encode(model, [Item(text="hello")], RequestParams(**params))
 
         await asyncio.gather(ask("a"), ask("b"))
         latch = fault_points("a").hold("lora_reserve")

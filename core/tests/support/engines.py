@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from sie_core import BatchRequest, EncodeOutput, EncodeParams, Item, ModelSpec, Prepared, Task
+from sie_core import BatchRequest, EncodeOutput, Item, ModelSpec, Prepared, RequestParams, Task
 from sie_core.serving import Batcher
 from sie_testing import FakeAdapter, FakeEngine, FakeOptions, make_context
 
@@ -57,8 +57,8 @@ def words(count: int, mark: str = "w") -> str:
     return " ".join([mark] * count)
 
 
-def request(*texts: str, params: EncodeParams | None = None) -> BatchRequest:
-    return BatchRequest(Task.ENCODE, [Item(text=text) for text in texts], params or EncodeParams())
+def request(*texts: str, params: RequestParams | None = None) -> BatchRequest:
+    return BatchRequest(Task.ENCODE, [Item(text=text) for text in texts], params or RequestParams())
 
 
 @attrs.define(eq=False)

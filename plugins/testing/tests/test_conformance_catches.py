@@ -47,7 +47,7 @@ FLAWS = {
         "",
     ),
     "item_without_content_is_invalid": (
-        "def prepare(self, request):\n        return [Prepared(1, ('x', EncodeParams())) for _ in request.items]",
+        "def prepare(self, request):\n        return [Prepared(1, ('x', RequestParams())) for _ in request.items]",
         "",
         "",
     ),

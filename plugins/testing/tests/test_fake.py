@@ -17,7 +17,6 @@ from sie_core import (
     Declined,
     DeviceNeed,
     DeviceOutOfMemory,
-    EncodeParams,
     EngineDied,
     EngineStartError,
     GatedModel,
@@ -28,6 +27,7 @@ from sie_core import (
     Item,
     LoadError,
     ModelSpec,
+    RequestParams,
     Task,
     TransitionCancelled,
     TransitionContext,
@@ -78,7 +78,7 @@ def load(events: Events | None = None, ctx: TransitionContext | None = None, **o
 
 
 def texts(*words: str, **params: Any) -> BatchRequest:
-    return BatchRequest(Task.ENCODE, [Item(text=word) for word in words], EncodeParams(**params))
+    return BatchRequest(Task.ENCODE, [Item(text=word) for word in words], RequestParams(**params))
 
 
 def encode(engine: FakeEngine, *words: str, **params: Any) -> list[Any]:
@@ -104,7 +104,7 @@ def test_models_with_different_salts_and_parameters_answer_differently() -> None
     led = encode(load(), "text", instruction="find")[0].dense
     assert len({vector.tobytes() for vector in (plain, salted, query, led)}) == 4
     assert np.array_equal(salted, expected_vector("text", salt="other"))
-    assert np.array_equal(query, expected_vector("text", params=EncodeParams(is_query=True)))
+    assert np.array_equal(query, expected_vector("text", params=RequestParams(is_query=True)))
 
 
 def test_shorter_vectors_are_cut_and_normalised_where_they_are_on_offer() -> None:

@@ -16,7 +16,7 @@ from sie_core.http.checks import check_count, check_lora, dimensions_of, kind_of
 from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
 from sie_core.http.task_inputs import MAX_SCORED
-from sie_core.types import EncodeParams, Item
+from sie_core.types import Item, RequestParams
 
 __all__ = ["EMBEDDING_TYPES", "EmbedRequest", "RerankRequest", "parse_embed", "parse_rerank"]
 
@@ -32,7 +32,7 @@ class RerankRequest:
     model: str
     query: Item
     documents: tuple[Item, ...]
-    params: EncodeParams
+    params: RequestParams
     top_n: int | None = None
     return_documents: bool = False
 
@@ -46,7 +46,7 @@ class EmbedRequest:
 
     model: str
     items: tuple[Item, ...]
-    params: EncodeParams
+    params: RequestParams
     pictures: Pictures
     types: tuple[str, ...]
     types_named: bool
@@ -78,7 +78,7 @@ def parse_rerank(body: Mapping[Any, Any], limits: Limits) -> RerankRequest:
     top_n = body.get("top_n")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidInput("'top_n' must be a whole number, 1 or more", param="top_n")
-    params = EncodeParams(
+    params = RequestParams(
         instruction=optional(body.get("instruction"), str, "instruction", "a string"),
         truncate=_truncate(body),
         lora=check_lora(body.get("lora")),
@@ -129,7 +129,7 @@ def parse_embed(body: Mapping[Any, Any], limits: Limits) -> EmbedRequest:
         raise Unsupported("'max_tokens' is not done here: the model's own limit holds", param="max_tokens")
     pictures = Pictures(limits)
     items, texts = _embed_inputs(body, limits, pictures)
-    params = EncodeParams(
+    params = RequestParams(
         is_query=kind == "search_query",
         dimensions=dimensions_of(body.get("output_dimension"), "output_dimension"),
         truncate=_cut(body.get("truncate")),

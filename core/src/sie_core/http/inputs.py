@@ -26,7 +26,7 @@ from sie_core.http.images import Pictures
 from sie_core.http.items import item_of
 from sie_core.http.limits import Limits
 from sie_core.http.vectors import Ranges
-from sie_core.types import EncodeParams, Item
+from sie_core.types import Item, RequestParams
 
 __all__ = [
     "DTYPES",
@@ -52,7 +52,7 @@ _PARAMS: Final = (
     "ranges",
     "options",
 )
-_PLAIN: Final = EncodeParams()
+_PLAIN: Final = RequestParams()
 _ID_BYTES: Final = 4
 
 
@@ -61,7 +61,7 @@ class EncodeRequest:
     """A native encode request, checked."""
 
     items: tuple[Item, ...]
-    params: EncodeParams
+    params: RequestParams
     pictures: Pictures
     dtype: str = "float32"
     ranges: Ranges | None = None
@@ -73,7 +73,7 @@ class EmbeddingsRequest:
 
     model: str
     items: tuple[Item, ...]
-    params: EncodeParams
+    params: RequestParams
     base64: bool = False
 
 
@@ -124,7 +124,7 @@ def _native_params(items: tuple[Item, ...], pictures: Pictures, params: Mapping[
         )
     return EncodeRequest(
         items,
-        EncodeParams(
+        RequestParams(
             output_types=output_types,
             instruction=optional(params.get("instruction"), str, "instruction", "a string"),
             is_query=bool(optional(option("is_query"), bool, "is_query", "true or false")),
@@ -191,7 +191,7 @@ def parse_embeddings(body: Mapping[Any, Any], limits: Limits) -> EmbeddingsReque
     truncate = optional(body.get("truncate"), bool, "truncate", "true or false")
     lora = check_lora(body.get("lora"))
     plain = dimensions is None and truncate is None and lora is None
-    params = _PLAIN if plain else EncodeParams(dimensions=dimensions, truncate=truncate, lora=lora)
+    params = _PLAIN if plain else RequestParams(dimensions=dimensions, truncate=truncate, lora=lora)
     return EmbeddingsRequest(model, _openai_items(body.get("input"), limits), params, encoding == "base64")
 
 

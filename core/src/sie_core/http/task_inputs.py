@@ -22,7 +22,7 @@ from sie_core.http.checks import (
 from sie_core.http.images import Pictures
 from sie_core.http.items import item_of
 from sie_core.http.limits import Limits
-from sie_core.types import EncodeParams, Item
+from sie_core.types import Item, RequestParams
 
 __all__ = ["MAX_LABELS", "MAX_SCORED", "ExtractRequest", "ScoreRequest", "parse_extract", "parse_score"]
 
@@ -40,7 +40,7 @@ class ScoreRequest:
 
     query: Item
     items: tuple[Item, ...]
-    params: EncodeParams
+    params: RequestParams
     pictures: Pictures
 
 
@@ -49,7 +49,7 @@ class ExtractRequest:
     """A native request to extract, checked."""
 
     items: tuple[Item, ...]
-    params: EncodeParams
+    params: RequestParams
     pictures: Pictures
     labels: tuple[str, ...] = ()
     output_schema: Mapping[str, Any] | None = None
@@ -95,7 +95,7 @@ def _items(raw: Any, limits: Limits, pictures: Pictures, most: int | None) -> tu
     return tuple(item_of(value, index, limits, pictures) for index, value in enumerate(raw))
 
 
-def _params(asked: Mapping[Any, Any], where: str) -> EncodeParams:
+def _params(asked: Mapping[Any, Any], where: str) -> RequestParams:
     options = options_of(asked.get("options"), where)
 
     def option(name: str, check: Callable[[Any], Any]) -> Any:
@@ -103,7 +103,7 @@ def _params(asked: Mapping[Any, Any], where: str) -> EncodeParams:
         inner, outer = check(options.pop(name, None)), check(asked.get(name))
         return inner if outer is None else outer
 
-    return EncodeParams(
+    return RequestParams(
         instruction=optional(asked.get("instruction"), str, "instruction", "a string"),
         dimensions=dimensions_of(options.pop("dimensions", None)),
         truncate=option("truncate", lambda value: optional(value, bool, "truncate", "true or false")),

@@ -18,10 +18,10 @@ from sie_core.types import (
     BatchRequest,
     Decision,
     EncodeOutput,
-    EncodeParams,
     ExtractOutput,
     GenerateRequest,
     Item,
+    RequestParams,
     ResidencyChanged,
     ScoreOutput,
     Task,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EncodeResult", "ExtractResult", "ScoreResult", "ServerStatus", "Service"]
 
-_PLAIN = EncodeParams()
+_PLAIN = RequestParams()
 
 
 EncodeResult: TypeAlias = Answer[EncodeOutput]
@@ -78,7 +78,7 @@ class Service:
         self,
         model: str,
         items: Sequence[Item],
-        params: EncodeParams = _PLAIN,
+        params: RequestParams = _PLAIN,
         *,
         deadline_s: float | None = None,
     ) -> EncodeResult:
@@ -98,7 +98,7 @@ class Service:
         model: str,
         query: Item,
         items: Sequence[Item],
-        params: EncodeParams = _PLAIN,
+        params: RequestParams = _PLAIN,
         *,
         deadline_s: float | None = None,
     ) -> ScoreResult:
@@ -112,7 +112,7 @@ class Service:
         self,
         model: str,
         items: Sequence[Item],
-        params: EncodeParams = _PLAIN,
+        params: RequestParams = _PLAIN,
         *,
         labels: tuple[str, ...] = (),
         output_schema: Mapping[str, Any] | None = None,

@@ -12,12 +12,12 @@ from sie_core import (
     BatchRequest,
     Classification,
     DetectedObject,
-    EncodeParams,
     Entity,
     ExtractOutput,
     InvalidInput,
     Item,
     Relation,
+    RequestParams,
     ScoreOutput,
     Task,
 )
@@ -55,7 +55,7 @@ def wanted_of(request: BatchRequest, item: Item, options: FakeOptions) -> Wanted
 
 
 def answer(
-    tokens: int, text: str, params: EncodeParams, wanted: Wanted, salt: str, non_finite: Sequence[str]
+    tokens: int, text: str, params: RequestParams, wanted: Wanted, salt: str, non_finite: Sequence[str]
 ) -> ScoreOutput | ExtractOutput:
     """NaN for a text among ``non_finite``."""
     if wanted.query is None:

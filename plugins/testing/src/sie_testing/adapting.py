@@ -28,12 +28,12 @@ import pytest
 from sie_core import (
     BatchEngine,
     BatchRequest,
-    EncodeParams,
     Engine,
     GenerateRequest,
     Item,
     LoadError,
     LoraEngine,
+    RequestParams,
     SieError,
     Task,
     TransitionContext,
@@ -67,7 +67,7 @@ class LoraConformance(OnOneLoop):
             return text_of(self.play(engine.generate(GenerateRequest("chat", body, lora=lora)))["choices"][0])
 
         def encodes(engine: Any, lora: str | None) -> bytes:
-            request = BatchRequest(Task.ENCODE, [Item(text="tell me")], EncodeParams(lora=lora))
+            request = BatchRequest(Task.ENCODE, [Item(text="tell me")], RequestParams(lora=lora))
             if isinstance(engine, BatchEngine):
                 outputs: Sequence[Any] = engine.run(engine.prepare(request))
             else:

@@ -26,13 +26,13 @@ from sie_core import (
     Adapter,
     BatchEngine,
     BatchRequest,
-    EncodeParams,
     HostResidue,
     InputTooLong,
     InvalidInput,
     Item,
     ModelSpec,
     Output,
+    RequestParams,
     Task,
     TransitionContext,
     Unsupported,
@@ -52,11 +52,11 @@ class Asking:
     labels: tuple[str, ...]
 
     def request(
-        self, engine: BatchEngine, items: Sequence[Item], params: EncodeParams | None = None, task: Task | None = None
+        self, engine: BatchEngine, items: Sequence[Item], params: RequestParams | None = None, task: Task | None = None
     ) -> BatchRequest:
         """A request for ``items``; to encode, for every output that the engine has."""
         task = task or main_task(engine)
-        params = params or EncodeParams()
+        params = params or RequestParams()
         if task is Task.ENCODE:
             return BatchRequest(task, items, evolve(params, output_types=tuple(engine.capabilities.outputs)))
         if task is Task.SCORE:
@@ -142,7 +142,9 @@ class AdapterConformance(LifecycleConformance):
             pytest.skip("the engine has one output")
         together = asking.run(engine, texts, Task.ENCODE)
         for name in known.outputs:
-            request = BatchRequest(Task.ENCODE, [Item(text=text) for text in texts], EncodeParams(output_types=(name,)))
+            request = BatchRequest(
+                Task.ENCODE, [Item(text=text) for text in texts], RequestParams(output_types=(name,))
+            )
             for text, whole, output in zip(texts, together, engine.run(engine.prepare(request)), strict=True):
                 assert_sound(output, Task.ENCODE, known, text, (name,))
                 assert difference(only(whole, name), only(output, name)) <= tolerance
@@ -206,17 +208,17 @@ class AdapterConformance(LifecycleConformance):
         items = [Item(text="fine"), Item(text="word " * (limit + 8))]
         for task in tasks_of(engine):
             with pytest.raises(InputTooLong) as caught:
-                engine.prepare(asking.request(engine, items, EncodeParams(truncate=False), task))
+                engine.prepare(asking.request(engine, items, RequestParams(truncate=False), task))
             assert caught.value.index == 1
             assert caught.value.limit <= limit < caught.value.tokens
-            prepared = engine.prepare(asking.request(engine, items, EncodeParams(truncate=True), task))
+            prepared = engine.prepare(asking.request(engine, items, RequestParams(truncate=True), task))
             assert 0 < prepared[1].tokens <= limit
 
     def test_what_the_model_cannot_do_is_unsupported(self, engine: BatchEngine) -> None:
         if Task.ENCODE not in tasks_of(engine):
             pytest.skip("the core asks for tasks that the engine has only")
         with pytest.raises(Unsupported):
-            engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fine")], EncodeParams(output_types=("smell",))))
+            engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fine")], RequestParams(output_types=("smell",))))
 
     # --- the wake check, park and wake ---
 

@@ -19,7 +19,6 @@ from sie_core import (
     DeviceNeed,
     DeviceOutOfMemory,
     EncodeOutput,
-    EncodeParams,
     Engine,
     EngineDied,
     EngineEvents,
@@ -36,6 +35,7 @@ from sie_core import (
     NeverFits,
     Output,
     Prepared,
+    RequestParams,
     ScoreOutput,
     SieError,
     StreamEngine,
@@ -68,7 +68,7 @@ __all__ = [
     "reserve_for",
 ]
 
-_PLAIN = EncodeParams()
+_PLAIN = RequestParams()
 
 
 @frozen
@@ -155,7 +155,7 @@ def _options(model: ModelSpec) -> FakeOptions:
     return options if isinstance(options, FakeOptions) else FakeOptions(**options)
 
 
-def expected_vector(text: str, dims: int = 8, *, salt: str = "", params: EncodeParams = _PLAIN) -> NDArray[np.float32]:
+def expected_vector(text: str, dims: int = 8, *, salt: str = "", params: RequestParams = _PLAIN) -> NDArray[np.float32]:
     """What a fake engine with these ``dims`` and ``salt`` answers for ``text``: float32 (dims,), of length 1."""
     from sie_testing import _vectors
 
@@ -163,7 +163,7 @@ def expected_vector(text: str, dims: int = 8, *, salt: str = "", params: EncodeP
     return vector
 
 
-def _prompted(text: str, params: EncodeParams) -> str:
+def _prompted(text: str, params: RequestParams) -> str:
     lora = "" if params.lora is None else f"{params.lora}\0"
     return f"{lora}{'query' if params.is_query else ''}\0{params.instruction or ''}\0{text}"
 
@@ -396,7 +396,7 @@ class FakeLifecycle(Engine):
                 sizes = tuple(map(str, allowed or (options.dims,)))
                 raise Unsupported(f"no {params.dimensions} dimensions", supported=sizes, param="dimensions")
 
-    def _prepare_item(self, index: int, item: Item, params: EncodeParams, wanted: Wanted | None) -> Prepared:
+    def _prepare_item(self, index: int, item: Item, params: RequestParams, wanted: Wanted | None) -> Prepared:
         text, limit = item.text if not item.images else text_of(item), self.options.max_length
         if text is None:
             text = text_of(item)
@@ -421,7 +421,7 @@ class FakeLifecycle(Engine):
             ]
         return [self._answer(one.tokens, *one.payload) for one in batch]
 
-    def _answer(self, tokens: int, text: str, params: EncodeParams, asked: Wanted | None = None) -> Output:
+    def _answer(self, tokens: int, text: str, params: RequestParams, asked: Wanted | None = None) -> Output:
         if asked is not None:
             return answer(tokens, text, params, asked, self._salt(), self.options.non_finite)
         options, salt = self.options, self._salt()
