@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 import pytest
 from sie_adapters_sglang import plugin
 from sie_adapters_sglang.adapters import GenerationAdapter
@@ -68,3 +71,27 @@ def test_a_download_can_be_called_off(model: Any, start: Any, helpers: Any) -> N
     with pytest.raises(EngineStartError, match="in time"):
         start(model("slow"), ctx=helpers.context(deadline=time.monotonic() + 0.5))
     assert time.monotonic() - begun < 10
+
+
+FETCHES = """
+import os, sys
+from sie_adapters_sglang._hub import fetch
+from sie_core import Source
+fetch(sys.executable, {}, Source("hf", "org/slow"), "all")
+"""
+
+
+def test_a_download_ends_with_the_server(model: Any) -> None:
+    env = {**os.environ, **model("slow").options.env}
+    env["PYTHONPATH"] = os.pathsep.join([*sys.path, env["PYTHONPATH"]])
+    server = psutil.Popen([sys.executable, "-c", FETCHES], env=env)
+    deadline = time.monotonic() + 30
+    while not (children := server.children()) and time.monotonic() < deadline:
+        os.sched_yield()
+    server.kill()
+    server.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    for child in alive:
+        child.kill()
+    assert children
+    assert not alive

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,8 @@ Want = Literal["cached", "about", "all"]
 """``cached``: only what is on this machine; ``about``: all but the weights, and how large those are; ``all``."""
 
 _FETCH = r"""
-import json, sys
+import json, os, sys, threading
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()  # ends with the server
 repo, revision, want = sys.argv[1:]
 small = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py"]
 weights = ["*.safetensors"]
@@ -72,7 +74,11 @@ def fetch(
     """
     whole = {**os.environ, **env}
     command = [python, "-c", _FETCH, source.location, source.revision or "", want]
-    with subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+    quiet = subprocess.DEVNULL
+    with (
+        _ours() as alive,
+        subprocess.Popen(command, env=whole, stdin=alive, stdout=subprocess.PIPE, stderr=quiet, text=True) as child,
+    ):
         until = ctx.deadline if ctx is not None else time.monotonic() + _QUICK_S
         while True:
             try:
@@ -86,6 +92,17 @@ def fetch(
                     child.kill()
                     raise EngineStartError(f"{source}: the hub does not answer in time") from None
     return _read(source, said, whole)
+
+
+@contextlib.contextmanager
+def _ours() -> Iterator[int]:
+    """The end of a pipe to read from: it ends when this process does, however that comes about."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def _read(source: Source, said: str, env: Mapping[str, str]) -> HubFiles:
