@@ -137,6 +137,13 @@ def test_what_a_dense_encoder_cannot_do(engine: BatchEngine) -> None:
 # --- dimensions --------------------------------------------------------------------------------------
 
 
+def test_an_option_that_is_not_known_is_refused(engine: BatchEngine) -> None:
+    """Passed over, it would give other vectors than were asked for."""
+    with pytest.raises(Unsupported, match="no option 'normalize'; it has none") as caught:
+        engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], RequestParams(options={"normalize": False})))
+    assert caught.value.param == "options.normalize"
+
+
 def test_dimensions_are_cut_and_scaled_where_the_model_allows_it(load: Any, make: Any, tiny_bert: Path) -> None:
     engine = load(tiny_bert, matryoshka=(8, 16))
     assert engine.capabilities.matryoshka == (8, 16)

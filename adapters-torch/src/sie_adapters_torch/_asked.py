@@ -19,7 +19,7 @@ def asked(params: RequestParams, known: Mapping[str, Check]) -> dict[str, Any]:
     for name, value in params.options.items():
         if name not in known:
             raise Unsupported(
-                f"this model has no option {name!r}; it has {', '.join(known)}",
+                f"this model has no option {name!r}; it has {', '.join(known) or 'none'}",
                 supported=tuple(known), param=f"options.{name}",
             )  # fmt: skip
         if value is None:

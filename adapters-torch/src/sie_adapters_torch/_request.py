@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from sie_core import BatchRequest, Capabilities, Task, Unsupported
 
+from sie_adapters_torch._asked import asked
+
 __all__ = ["check_request"]
 
 
 def check_request(model: str, able: Capabilities, request: BatchRequest) -> None:
-    """Look at the task, the output types, ``dimensions`` and ``lora``. Raises Unsupported."""
+    """Look at the task, the output types, options, ``dimensions`` and ``lora``. Raises Unsupported."""
     params = request.params
     # Models whose vectors are compared are scored by the core, which asks for vectors.
     tasks = able.tasks - {Task.SCORE} if able.compares else able.tasks
@@ -21,6 +23,8 @@ def check_request(model: str, able: Capabilities, request: BatchRequest) -> None
             f"{model} gives {' and '.join(able.outputs)} vectors, not {', '.join(unknown)}",
             supported=able.outputs, param="output_types",
         )  # fmt: skip
+    if request.task is Task.ENCODE:
+        asked(params, {})  # an option that is passed over would give other vectors than were asked for
     if params.dimensions is not None and params.dimensions not in able.dims.values():
         raise Unsupported(
             f"{model} gives vectors of one size only",

@@ -28,6 +28,7 @@ from sie_core import (
     Unsupported,
 )
 
+from sie_adapters_torch._asked import asked
 from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
 from sie_adapters_torch._engine import Parts, TorchEngine
 from sie_adapters_torch._files import ModelFiles, Prompts
@@ -190,6 +191,8 @@ class TextEngine(TorchEngine):
                 f"{self._model.name} gives {' and '.join(able.outputs)} vectors, not {', '.join(unknown)}",
                 supported=able.outputs, param="output_types",
             )  # fmt: skip
+        if request.task is Task.ENCODE:
+            asked(params, {})  # an option that is passed over would give other vectors than were asked for
         if images := [index for index, item in enumerate(request.items) if item.images]:
             raise InvalidInput(f"{self._model.name} takes text only", index=images[0], param="images")
         if params.lora is not None:

@@ -72,6 +72,19 @@ async def test_long_text_is_a_400_unless_truncation_is_asked_for(served: Start) 
     assert truncated.json()["usage"]["prompt_tokens"] == 17
 
 
+async def test_a_query_is_read_as_one_where_the_client_says_so(served: Start) -> None:
+    async with served() as s:
+        vectors = [
+            (await s.embed(input="red fox", **said)).json()["data"][0]["embedding"]
+            for said in ({"input_type": "query"}, {"input_type": "document"}, {"input_type": "passage"}, {})
+        ]
+        native = await s.encode(params={"is_query": True}, items=[{"text": "red fox"}])
+        refused = await s.embed(input="red fox", input_type="search")
+    assert vectors[0] == native.json()["items"][0]["dense"]["values"]
+    assert vectors[0] != vectors[1] == vectors[2] == vectors[3]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input_type")
+
+
 async def test_the_double_underscore_means_a_slash(served: Start) -> None:
     async with served() as s:
         answer = (await s.embed(model="org__mini")).json()

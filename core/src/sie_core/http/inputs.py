@@ -41,6 +41,8 @@ OUTPUT_TYPES: Final = ("dense", "sparse", "multivector")
 SPARSE_DTYPES: Final = ("float32", "float16")
 DTYPES: Final = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 ENCODINGS: Final = ("float", "base64")
+INPUT_TYPES: Final = ("query", "document", "passage")
+"""OpenAI's API has no word for it; these are what others call it who speak that API otherwise."""
 _PARAMS: Final = (
     "output_types",
     "output_dtype",
@@ -190,8 +192,14 @@ def parse_embeddings(body: Mapping[Any, Any], limits: Limits) -> EmbeddingsReque
     dimensions = dimensions_of(body.get("dimensions"))
     truncate = optional(body.get("truncate"), bool, "truncate", "true or false")
     lora = check_lora(body.get("lora"))
-    plain = dimensions is None and truncate is None and lora is None
-    params = _PLAIN if plain else RequestParams(dimensions=dimensions, truncate=truncate, lora=lora)
+    kind = body.get("input_type")
+    if kind is not None and kind not in INPUT_TYPES:
+        message = f"input_type must be one of {', '.join(INPUT_TYPES)}, not {shown(kind)}"
+        raise Unsupported(message, supported=INPUT_TYPES, param="input_type")
+    plain = dimensions is None and truncate is None and lora is None and kind != "query"
+    params = _PLAIN
+    if not plain:
+        params = RequestParams(is_query=kind == "query", dimensions=dimensions, truncate=truncate, lora=lora)
     return EmbeddingsRequest(model, _openai_items(body.get("input"), limits), params, encoding == "base64")
 
 
