@@ -30,8 +30,8 @@ _ROOMS = {
     "sie_core.memory.host": "HostMemory",
     "sie_core.sources": "locate parse_source",
     "sie_core.types": (
-        "BatchRequest Capabilities Classification Decision DetectedObject EncodeOutput RequestParams Entity "
-        "ExtractOutput GenerateRequest Item ModelSpec Output Relation Residency ResidencyChanged ScoreOutput Source "
+        "BatchRequest Capabilities Classification Decision DetectedObject EncodeOutput Entity ExtractOutput "
+        "GenerateRequest Item ModelSpec Output Relation RequestParams Residency ResidencyChanged ScoreOutput Source "
         "SparseVector Task WakeCheck"
     ),
     "sie_core.units": "format_bytes parse_bytes",
