@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from sie_core import BodyTooLarge, GenerateRequest, InvalidInput
+from sie_core import BodyTooLarge, GenerateRequest, InvalidInput, Item
+from sie_core.http.images import Pictures
+from sie_core.http.limits import Limits
 from sie_core.http.pixels import Truncated, size_of
 from sie_core.http.remote import Address, RemoteImages, is_public
 from sie_testing import FakeStreamEngine, expected_vector
@@ -301,6 +303,43 @@ async def test_fetched_images_take_the_place_of_their_addresses(served: Start) -
         alone = await s.encode("looker", items=[{"images": [DATA_URL, DATA_URL]}])
     assert response.status_code == 200, response.text
     assert response.json()["items"][1] == alone.json()["items"][0]
+
+
+async def several(remote: RemoteImages, urls: Sequence[str], body_bytes: int = 10_000) -> Sequence[bytes]:
+    pictures = Pictures(Limits(body_bytes=body_bytes, item_bytes=10, items=10, body_s=1.0))
+    images = pictures.read_all([{"url": url} for url in urls], 0, "items")
+    items, _ = await pictures.complete([Item(images=images)], None, remote)
+    return items[0].images
+
+
+async def test_images_of_a_request_are_fetched_side_by_side_and_keep_their_order() -> None:
+    sizes = [png(width, 1) for width in range(1, 7)]
+    begun: list[str] = []
+    four = asyncio.Event()
+
+    class Together(RemoteImages):
+        async def fetch(self, url: str, limit: int) -> bytes:
+            begun.append(url)
+            if len(begun) == 4:
+                four.set()
+            await four.wait()
+            return sizes[int(url[-1])]
+
+    urls = [f"http://pictures.test/{number}" for number in range(6)]
+    assert list(await several(Together(timeout_s=5.0), urls)) == sizes
+    assert begun[:4] == urls[:4]
+
+
+async def test_images_of_a_request_have_a_size_and_a_time_together() -> None:
+    remote = RemoteImages(permits=anywhere, resolve=home, timeout_s=0.3)
+    async with answering(whole(PIXEL)) as (url, _):
+        assert await several(remote, [url] * 3, 3 * len(PIXEL))
+        with pytest.raises(BodyTooLarge, match="together") as caught:
+            await several(remote, [url] * 4, 3 * len(PIXEL))
+        assert caught.value.index == 0
+    async with answering(whole(PIXEL), silent=True) as (url, _):
+        with pytest.raises(InvalidInput, match=r"within 0\.3 s"):
+            await several(remote, [url] * 12)
 
 
 # --- images in messages --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Nothing is decoded here: that is the adapter's. What an image costs to decode is
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ _MEDIA: Final = frozenset({"image_url", "video_url", "audio_url", "input_image",
 """What a part of a message may name by an address."""
 _SUM: Final = 8
 """The images of a request may have so many times the pixels of the largest one together."""
+_AT_A_TIME: Final = 4
+"""Images of a request that are fetched side by side."""
 
 
 @frozen
@@ -46,12 +49,13 @@ class _Elsewhere:
 class Pictures:
     """The images of one request, counted and measured as they are read."""
 
-    __slots__ = ("_count", "_elsewhere", "_limits", "_parts", "_pixels")
+    __slots__ = ("_bytes", "_count", "_elsewhere", "_limits", "_parts", "_pixels")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._count = 0
         self._pixels = 0
+        self._bytes = 0
         self._elsewhere: list[_Elsewhere] | None = None
         self._parts: list[tuple[int, dict[str, Any], str]] | None = None
 
@@ -148,8 +152,8 @@ class Pictures:
         if self._elsewhere is None:
             return items, query
         mended = list(items)
-        for one in self._elsewhere:
-            data = await self._fetched(one.url, one.index, one.param, remote)
+        fetched = await self._fetch([(one.url, one.index, one.param) for one in self._elsewhere], remote)
+        for one, data in zip(self._elsewhere, fetched, strict=True):
             if one.index is not None:
                 mended[one.index] = _with_image(mended[one.index], one.place, data)
             elif query is not None:
@@ -158,19 +162,42 @@ class Pictures:
 
     async def complete_parts(self, remote: RemoteImages | None) -> None:
         """The same for the parts of messages, which get data URLs in the place of addresses. Raises as ``complete``."""
-        for index, part, url in self._parts or ():
-            data = await self._fetched(url, index, "messages", remote)
+        if self._parts is None:
+            return
+        fetched = await self._fetch([(url, index, "messages") for index, _, url in self._parts], remote)
+        for (_, part, _), data in zip(self._parts, fetched, strict=True):
             whole = "data:image;base64," + base64.b64encode(data).decode("ascii")
             value = part["image_url"]
             part["image_url"] = {**value, "url": whole} if isinstance(value, Mapping) else whole
 
-    async def _fetched(self, url: str, index: int | None, param: str, remote: RemoteImages | None) -> bytes:
+    async def _fetch(
+        self, wanted: Sequence[tuple[str, int | None, str]], remote: RemoteImages | None
+    ) -> Sequence[bytes]:
+        """What is at these addresses, a few at a time; all of them in the time that one may take."""
         if remote is None:
+            _, index, param = wanted[0]
             raise InvalidInput(
                 "images are not fetched from elsewhere here (server.allow_image_urls): send the bytes",
                 index=index,
                 param=param,
             )
+        places = asyncio.Semaphore(_AT_A_TIME)
+
+        async def one(url: str, index: int | None, param: str) -> bytes:
+            async with places:
+                return await self._fetched(url, index, param, remote)
+
+        try:
+            async with asyncio.timeout(remote.timeout_s), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*each)) for each in wanted]
+        except TimeoutError:
+            message = f"the images can't be fetched: they did not come within {remote.timeout_s:g} s together"
+            raise InvalidInput(message, param=wanted[0][2]) from None
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0]  # noqa: B904 - it has its cause already
+        return [task.result() for task in tasks]
+
+    async def _fetched(self, url: str, index: int | None, param: str, remote: RemoteImages) -> bytes:
         try:
             data = await remote.fetch(url, self._limits.image_bytes)
         except InvalidInput as error:
@@ -181,6 +208,11 @@ class Pictures:
             raise
         if not data:
             raise InvalidInput("the image can't be fetched: it is empty", index=index, param=param)
+        self._bytes += len(data)
+        if self._bytes > self._limits.body_bytes:
+            most = self._limits.body_bytes
+            message = f"the images of a request have more than {most} bytes together, which a body may have: split it"
+            raise BodyTooLarge(message, size=self._bytes, limit=most, index=index)
         self._measure(data, index, param)
         return data
 

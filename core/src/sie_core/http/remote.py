@@ -65,7 +65,8 @@ class RemoteImages:
     ) -> None:
         self._permits = permits
         self._resolve = resolve
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Seconds that an image may take, and all images of a request together."""
         self._trust: ssl.SSLContext | None = None  # reading the certificates takes longer than most fetches
 
     async def fetch(self, url: str, limit: int) -> bytes:
@@ -80,8 +81,8 @@ class RemoteImages:
         trust = self._trust = self._trust or httpx.create_ssl_context(trust_env=False)
         try:
             async with (
-                asyncio.timeout(self._timeout_s),
-                httpx.AsyncClient(verify=trust, trust_env=False, timeout=self._timeout_s) as client,
+                asyncio.timeout(self.timeout_s),
+                httpx.AsyncClient(verify=trust, trust_env=False, timeout=self.timeout_s) as client,
             ):
                 for _ in range(MAX_REDIRECTS + 1):
                     found = await self._get(client, url, limit)
@@ -89,7 +90,7 @@ class RemoteImages:
                         return found
                     url = found
         except TimeoutError:
-            raise _not_to_be_had(f"it did not come within {self._timeout_s:g} s") from None
+            raise _not_to_be_had(f"it did not come within {self.timeout_s:g} s") from None
         except (httpx.HTTPError, OSError) as error:
             raise _not_to_be_had(type(error).__name__) from error
         except (httpx.InvalidURL, UnicodeError) as error:  # of a redirect, or a host that no name server could know
