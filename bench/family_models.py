@@ -24,11 +24,13 @@ def save_cross_encoder(folder: Path) -> Path:
     """A BERT that classifies pairs, with one label; MiniLM's tokenizer."""
     import torch
     from transformers import BertForSequenceClassification
+    from transformers.utils import logging
 
     torch.manual_seed(0)
     model: Any = BertForSequenceClassification(_bert(num_labels=1))
     # As they are made, all scores are alike: nobody could tell whether two answers are the same.
     torch.nn.init.normal_(model.classifier.weight, std=1.0)
+    logging.disable_progress_bar()
     model.save_pretrained(str(folder))
     return _with_tokenizer(folder)
 
