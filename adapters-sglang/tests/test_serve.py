@@ -35,7 +35,7 @@ class Served:
     """``sie serve`` in a process of its own. ``env``: variables on top of the test's."""
 
     def __init__(self, folder: Path, config: dict[str, Any], *arguments: str, **env: str) -> None:
-        self.again = partial(Served, folder, config, *arguments, **env)
+        self._like = partial(Served, folder, **env), config, arguments
         (self.port,) = take_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         file = folder / "sie.yaml"
@@ -47,6 +47,11 @@ class Served:
             [*command, *arguments], stdout=self._log, stderr=subprocess.STDOUT, env=everything
         )
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=120)
+
+    def again(self, *models: dict[str, Any]) -> Served:
+        """The next one, in the same folder; with other models, if any are named."""
+        make, config, arguments = self._like
+        return make({"models": list(models)} if models else config, *arguments)
 
     def wait_ready(self) -> None:
         until = time.monotonic() + 60
@@ -243,8 +248,32 @@ def gone(processes: list[psutil.Process], seconds: float) -> bool:
     return not any(map(runs, processes))
 
 
+def processes_of(server: Served) -> list[psutil.Process]:
+    """Its engine's, the first one first."""
+    leader = psutil.Process(os.getsid(server.engines()[-1].pid))
+    return [leader, *leader.children(recursive=True)]
+
+
 @pytest.mark.slow
-def test_the_server_of_a_real_engine_killed(real_server: Served) -> None:
+def test_a_real_engine_that_crashes_is_loaded_again(real_server: Served) -> None:
+    server, everybody = real_server, processes_of(real_server)
+    assert len(everybody) > 2
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        assert json.loads(next(lines))["choices"]
+        everybody[0].kill()
+        rest = list(lines)
+    assert '"error"' in rest[-1] or '"error"' in rest[-2], rest[-2:]
+    assert '"finish_reason":"length"' not in "".join(rest)
+    assert gone(everybody, 5)
+    assert server.ask("tiny").status_code == 200
+    assert server.states() == {"tiny": "resident"}
+    assert processes_of(server)[0].pid != everybody[0].pid
+
+
+@pytest.mark.slow
+def test_the_server_of_a_real_engine_killed(real_server: Served, home: Any) -> None:
     """First the server alone, then with the guard beside it: then nobody is left to end the engine but the next one."""
     first = real_server
     everything = psutil.Process(first.process.pid).children(recursive=True)
@@ -261,17 +290,15 @@ def test_the_server_of_a_real_engine_killed(real_server: Served) -> None:
         second.wait_ready()
         assert second.ask("tiny").status_code == 200
         assert "an earlier server left" not in second.log()
-        engine = second.engines()[-1]
-        leader = psutil.Process(os.getsid(engine.pid))
-        everything = [leader, *leader.children(recursive=True)]
-        guard = psutil.Process(leader.ppid())
+        everything = processes_of(second)
+        guard = psutil.Process(everything[0].ppid())
         guard.suspend()
         second.process.kill()
         second.process.wait()
         guard.kill()
         assert not gone(everything, 0.5)
 
-    with closing(first.again()) as third:
+    with closing(first.again(as_config(home.model(), "tiny"))) as third:
         third.wait_ready()
         assert third.ask("tiny").status_code == 200
         assert f"left the engine of tiny running ({len(everything)} processes)" in third.log()
