@@ -344,6 +344,8 @@ def test_other_outputs_are_refused(load: Any, colbert: Path) -> None:
     with pytest.raises(Unsupported, match="one size"):
         wanted = RequestParams(output_types=("multivector",), dimensions=8)
         engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], wanted))
+    own = RequestParams(output_types=("multivector",), dimensions=engine.capabilities.dims["multivector"])
+    assert engine.prepare(BatchRequest(Task.ENCODE, [Item(text="fox")], own))
 
 
 def test_a_model_without_a_projection_is_refused(load: Any, make: Any, tiny_bert: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from sie_adapters_torch._checkpoint import read_headers
 from sie_adapters_torch._engine import Parts, Step, TorchEngine, bring_up
 from sie_adapters_torch._gliner_files import GlinerFiles
 from sie_adapters_torch._options import GlinerOptions, options_of
-from sie_adapters_torch._request import check_request
+from sie_adapters_torch._request import check_request, check_size, no_lora
 from sie_adapters_torch._torch import DTYPES, out_of_memory
 from sie_adapters_torch.gliner import LABEL_TOKENS, WORK_BYTES, capabilities_of, size_of, work_bytes
 
@@ -178,6 +178,8 @@ class GlinerEngine(TorchEngine):
     def prepare(self, request: BatchRequest) -> Sequence[Prepared]:
         name, params = self._model.name, request.params
         check_request(name, self.capabilities, request)
+        check_size(name, self.capabilities, request.params.dimensions)
+        no_lora(name, request.params.lora)
         no_instruction(name, params)
         if request.output_schema is not None:
             raise Unsupported(f"{name} looks for labels, and takes no output_schema", param="output_schema")

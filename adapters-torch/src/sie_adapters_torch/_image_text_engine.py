@@ -31,7 +31,7 @@ from sie_adapters_torch._image_text_files import ImageTextFiles
 from sie_adapters_torch._image_text_tokens import TextSide, load_text_side
 from sie_adapters_torch._options import ImageTextOptions, options_of
 from sie_adapters_torch._pictures import Sizes, pixels, require_pillow
-from sie_adapters_torch._request import check_request
+from sie_adapters_torch._request import check_request, check_size, no_lora
 from sie_adapters_torch._torch import DTYPES, out_of_memory
 from sie_adapters_torch._weights import load_model
 from sie_adapters_torch.image_text import capabilities_of, size_of
@@ -130,6 +130,8 @@ class ImageTextEngine(TorchEngine):
 
     def prepare(self, request: BatchRequest) -> Sequence[Prepared]:
         check_request(self._model.name, self.capabilities, request)
+        check_size(self._model.name, self.capabilities, request.params.dimensions)
+        no_lora(self._model.name, request.params.lora)
         items, params = request.items, request.params
         for index, item in enumerate(items):
             self._check_item(item, index)

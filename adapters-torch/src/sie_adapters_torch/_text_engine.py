@@ -22,19 +22,17 @@ from sie_core import (
     Output,
     Prepared,
     RequestParams,
-    Task,
     TransitionContext,
     TransitionError,
-    Unsupported,
 )
 
-from sie_adapters_torch._asked import asked
 from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
 from sie_adapters_torch._engine import Parts, TorchEngine
 from sie_adapters_torch._files import ModelFiles, Prompts
 from sie_adapters_torch._lora import Base, Loras
 from sie_adapters_torch._options import LengthOptions
 from sie_adapters_torch._packed_bert import PackedBert
+from sie_adapters_torch._request import check_request, check_size
 from sie_adapters_torch._tokenise import Tokeniser, Tokens
 from sie_adapters_torch._torch import out_of_memory
 
@@ -97,9 +95,7 @@ class TextEngine(TorchEngine):
 
         Task, output types, images and ``lora`` have been looked at.
         """
-        if request.params.dimensions is not None:
-            raise Unsupported(f"{self._model.name} gives vectors of one size only", supported=(), param="dimensions")
-        return None
+        check_size(self._model.name, self.capabilities, request.params.dimensions)
 
     def tokens(self, request: BatchRequest) -> list[Tokens]:
         """The request's items as tokens, in order. Raises InvalidInput, InputTooLong with the item's ``index``."""
@@ -179,24 +175,11 @@ class TextEngine(TorchEngine):
         return [Prepared(len(tokens.ids), Text(tokens, wish, lora)) for tokens in self.tokens(request)]
 
     def _check(self, request: BatchRequest) -> None:
-        params, able = request.params, self.capabilities
-        # Models whose vectors are compared are scored by the core, which asks for vectors.
-        tasks = able.tasks - {Task.SCORE} if able.compares else able.tasks
-        if request.task not in tasks:
-            names = sorted(str(task) for task in tasks)
-            raise Unsupported(f"{self._model.name} can {' and '.join(names)} only", supported=names)
-        unknown = [name for name in params.output_types if name not in able.outputs]
-        if request.task is Task.ENCODE and unknown:
-            raise Unsupported(
-                f"{self._model.name} gives {' and '.join(able.outputs)} vectors, not {', '.join(unknown)}",
-                supported=able.outputs, param="output_types",
-            )  # fmt: skip
-        if request.task is Task.ENCODE:
-            asked(params, {})  # an option that is passed over would give other vectors than were asked for
+        check_request(self._model.name, self.capabilities, request)
         if images := [index for index, item in enumerate(request.items) if item.images]:
             raise InvalidInput(f"{self._model.name} takes text only", index=images[0], param="images")
-        if params.lora is not None:
-            self._loras.backbone(params.lora)
+        if request.params.lora is not None:
+            self._loras.backbone(request.params.lora)
 
     def run(self, batch: Sequence[Prepared]) -> Sequence[Output]:
         self.check_running()
