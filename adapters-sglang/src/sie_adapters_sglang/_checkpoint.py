@@ -11,36 +11,20 @@ The engine's own figures replace both once it has run; until then these decide.
 from __future__ import annotations
 
 import json
-import math
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from sie_core import ModelSourceInvalid
+from sie_core import ModelSourceInvalid, TensorEntry, read_headers
 
 __all__ = ["Checkpoint", "read_checkpoint"]
 
-_ITEM_BITS = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6,
-    "F6_E3M2": 6, "C64": 64, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8,
-    "BOOL": 8,
-}  # fmt: skip
 _FULL_PRECISION = ("F64", "F32", "F16", "BF16")
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _KV_BYTES = {"fp8_e4m3": 1, "fp8_e5m2": 1, "bf16": 2, "bfloat16": 2}
-_MAX_HEADER = 100 * 1024 * 1024  # the format's own limit
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 _STATE_KEYS = ("mamba_d_state", "ssm_state_size", "linear_num_value_heads", "mamba_num_heads", "linear_attn_config")
-
-
-@frozen
-class _Tensor:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
 
 
 @frozen
@@ -50,7 +34,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     dtype: str
     """What the floating-point weights are loaded as."""
-    tensors: tuple[_Tensor, ...] = ()
+    tensors: tuple[TensorEntry, ...] = ()
     pickled_bytes: int = 0
     """Size of weights whose files don't say what they hold."""
 
@@ -59,11 +43,11 @@ class Checkpoint:
         item = _DTYPE_BYTES[self.dtype]
         total = 0
         for tensor in self.tensors:
-            size = math.prod(tensor.shape) * item if tensor.dtype in _FULL_PRECISION else tensor.nbytes
+            size = tensor.elements * item if tensor.dtype in _FULL_PRECISION else tensor.nbytes
             total += -(-size // self._parts(tensor, ranks))
         return total + -(-self.pickled_bytes // ranks)
 
-    def _parts(self, tensor: _Tensor, ranks: int) -> int:
+    def _parts(self, tensor: TensorEntry, ranks: int) -> int:
         if len(tensor.shape) < 2:
             return 1
         if any(part in tensor.name for part in ("k_proj", "v_proj")) and not self.latent:
@@ -149,7 +133,7 @@ def read_checkpoint(folder: Path, dtype: str = "auto", absent: int = 0) -> Check
     if dtype not in _DTYPE_BYTES:
         raise ModelSourceInvalid(f"{folder}: dtype {dtype!r} is none of {', '.join(_DTYPE_BYTES)}")
     files = [] if absent else sorted(folder.glob("*.safetensors"))
-    tensors = tuple(tensor for file in files for tensor in _read_header(file))
+    tensors = tuple(read_headers(files))
     pickled = absent or (
         0 if files else sum(file.stat().st_size for end in ("bin", "pt", "gguf") for file in folder.glob(f"*.{end}"))
     )
@@ -168,34 +152,3 @@ def _read_config(file: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelSourceInvalid(f"{file} is no model configuration")
     return config
-
-
-def _read_header(file: Path) -> Iterator[_Tensor]:
-    """The tensors of one file, after checking that it is as long as its header says."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            head = stream.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-            if not 2 <= length <= min(_MAX_HEADER, size - 8):
-                raise ModelSourceInvalid(f"{file} is no safetensors file, or is truncated ({size} bytes)")
-            header = json.loads(stream.read(length))
-        tensors = [_tensor(name, about) for name, about in header.items() if name != "__metadata__"]
-        end = max(
-            (int(about["data_offsets"][1]) for name, about in header.items() if name != "__metadata__"), default=0
-        )
-    except OSError as error:
-        raise ModelSourceInvalid(f"{file} can't be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise ModelSourceInvalid(f"{file} has a damaged header: {error!r}") from error
-    if size != 8 + length + end:
-        raise ModelSourceInvalid(f"{file} is damaged: {size} bytes where its header promises {8 + length + end}")
-    yield from tensors
-
-
-def _tensor(name: str, about: Mapping[str, Any]) -> _Tensor:
-    dtype, shape = str(about["dtype"]), tuple(int(n) for n in about["shape"])
-    start, stop = (int(n) for n in about["data_offsets"])
-    if dtype in _ITEM_BITS and (stop - start) * 8 != math.prod(shape) * _ITEM_BITS[dtype]:
-        raise ValueError(f"tensor {name!r} does not fill its place")
-    return _Tensor(name, dtype, shape, stop - start)

@@ -18,11 +18,11 @@ from sie_core import (
     EngineEvents,
     LoadError,
     ModelSpec,
+    TensorEntry,
     TransitionContext,
     UnsafeSource,
 )
 
-from sie_adapters_torch._checkpoint import TensorEntry
 from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._openmp import calm_openmp
 from sie_adapters_torch._options import LoadOptions, options_of

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sie_core import ModelSourceInvalid
+from sie_core import ModelSourceInvalid, TensorEntry
 
-from sie_adapters_torch._checkpoint import TensorEntry
 from sie_adapters_torch._files import ModelFiles
 
 __all__ = ["check_head", "counted_head", "read_labels"]

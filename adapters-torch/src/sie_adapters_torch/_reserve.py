@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from attrs import frozen
-from sie_core import AdmissionReserve, DeviceNeed, DeviceView, ModelSpec
+from sie_core import AdmissionReserve, DeviceNeed, DeviceView, ModelSpec, TensorEntry
 
-from sie_adapters_torch._checkpoint import DTYPE_BYTES, TensorEntry, read_headers, tensor_bytes
+from sie_adapters_torch._checkpoint import DTYPE_BYTES, read_headers, tensor_bytes
 from sie_adapters_torch._dense_files import HeadStep
 from sie_adapters_torch._files import ModelFiles
 

@@ -20,10 +20,9 @@ from sie_core import (
     ModelSourceNotFound,
     ModelSpec,
     Source,
+    TensorEntry,
     locate,
 )
-
-from sie_adapters_torch._checkpoint import TensorEntry
 
 __all__ = ["LORA_CONFIG", "LORA_PICKLE", "LORA_WEIGHTS", "Want", "find_folder", "find_lora", "hub_entries"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sie_core import Capabilities, Engine, EngineEvents, ModelSpec, Task, TransitionContext
+from sie_core import Capabilities, Engine, EngineEvents, ModelSpec, Task, TensorEntry, TransitionContext
 
 from sie_adapters_torch._adapter import TorchAdapter
-from sie_adapters_torch._checkpoint import TensorEntry
 from sie_adapters_torch._entities_files import EntityFiles, read_entities
 from sie_adapters_torch._labels import counted_head
 from sie_adapters_torch._options import EntityOptions

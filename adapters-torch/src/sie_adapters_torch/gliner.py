@@ -6,10 +6,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from attrs import evolve
-from sie_core import Capabilities, Engine, EngineEvents, ModelSourceInvalid, ModelSpec, Source, Task, TransitionContext
+from sie_core import (
+    Capabilities,
+    Engine,
+    EngineEvents,
+    ModelSourceInvalid,
+    ModelSpec,
+    Source,
+    Task,
+    TensorEntry,
+    TransitionContext,
+)
 
 from sie_adapters_torch._adapter import TorchAdapter
-from sie_adapters_torch._checkpoint import DTYPE_BYTES, TensorEntry
+from sie_adapters_torch._checkpoint import DTYPE_BYTES
 from sie_adapters_torch._files import read_object
 from sie_adapters_torch._gliner_files import GlinerFiles, check_code, encoder_of, read_gliner
 from sie_adapters_torch._options import GlinerOptions, options_of

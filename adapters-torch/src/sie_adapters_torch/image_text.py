@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sie_core import Capabilities, Engine, EngineEvents, ModelSpec, Task, TransitionContext
+from sie_core import Capabilities, Engine, EngineEvents, ModelSpec, Task, TensorEntry, TransitionContext
 
 from sie_adapters_torch._adapter import TorchAdapter
-from sie_adapters_torch._checkpoint import DTYPE_BYTES, TensorEntry
+from sie_adapters_torch._checkpoint import DTYPE_BYTES
 from sie_adapters_torch._image_text_files import ImageTextFiles, Tower, read_image_text
 from sie_adapters_torch._options import ImageTextOptions
 from sie_adapters_torch._reserve import Size

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sie_core.adapter import *  # noqa: F403
+    from sie_core.checkpoints import *  # noqa: F403
     from sie_core.errors import *  # noqa: F403
     from sie_core.hookspecs import *  # noqa: F403
     from sie_core.types import *  # noqa: F403
@@ -17,6 +18,7 @@ _ROOMS = {
         "DeviceView Engine EngineEvents Grant HostOffload HostResidue LoraEngine MemoryReport Prepared StreamEngine "
         "TransitionContext"
     ),
+    "sie_core.checkpoints": "TensorEntry read_header read_headers",
     "sie_core.errors": (
         "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceNotFound DeviceOutOfMemory EngineDied "
         "EngineStartError Forbidden GatedModel HookTimeout HostMemoryError HostOutOfMemory InferenceError "
