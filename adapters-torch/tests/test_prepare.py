@@ -61,6 +61,16 @@ def test_max_length_option(load: Any, tiny_bert: Path) -> None:
     assert tokens(short, Item(text="fox " * 100), truncate=True) == [6]
 
 
+@pytest.mark.parametrize(("kind", "limit"), [("bert", 40), ("roberta", 39), ("distilbert", 40), ("qwen3", 100)])
+def test_a_limit_beyond_the_table_of_positions(load: Any, make: Any, tmp_path: Path, kind: str, limit: int) -> None:
+    """sentence-transformers would take such a text, and fail in the model."""
+    folder = make.transformer(tmp_path / kind, kind)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 100}))
+    engine = load(folder)
+    assert engine.capabilities.max_sequence_length == limit
+    assert make.encode(engine, ["fox " * 200], truncate=True)[0].tokens == limit
+
+
 def test_token_lists_get_the_special_tokens_that_a_text_gets(engine: BatchEngine, make: Any) -> None:
     words = ["a", "red", "fox"]
     ids = [4 + make.words.index(word) for word in words]

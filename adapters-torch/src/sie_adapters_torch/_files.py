@@ -156,7 +156,7 @@ def _max_length(folder: Path, config: Mapping[str, Any]) -> int | None:
         about = read_object(folder / name)
         if about is not None:
             if isinstance(about.get("max_seq_length"), int):
-                return int(about["max_seq_length"])
+                return min(int(about["max_seq_length"]), _rows(config) or int(about["max_seq_length"]))
             break
     tokenizer = read_object(folder / "tokenizer_config.json") or {}
     limits = [tokenizer.get("model_max_length"), positions_of(config)]
@@ -166,6 +166,14 @@ def _max_length(folder: Path, config: Mapping[str, Any]) -> int | None:
 
 
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer")
+
+
+_TABLES = ("bert", "distilbert", "electra", "albert", *_OFFSET_POSITIONS)
+
+
+def _rows(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a model with a table of positions has rows for: a longer text would fail, whatever else files say."""
+    return positions_of(config) if config.get("model_type") in _TABLES else None
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
