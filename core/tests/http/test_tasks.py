@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from sie_core import Classification, ExtractOutput, Item
+from sie_core.http.routes import tasks
+from sie_core.http.wire import pack
 from sie_testing import expected_score
 from website import Start
 
@@ -252,3 +255,33 @@ async def test_models_say_what_may_be_asked_of_them(served: Start) -> None:
         late = (await s.http.get("/v1/models/late")).json()
     assert listed["ranker"]["tasks"] in ([], ["score"])
     assert late["tasks"] == ["encode", "score"]
+
+
+@pytest.mark.parametrize("msgpack", [False, True])
+async def test_the_event_loop_turns_while_a_large_answer_is_written(msgpack: bool) -> None:
+    found = ExtractOutput(1, classifications=tuple(Classification(f"label {n}", 0.5) for n in range(1000)))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    entries = await tasks._entries([Item(text="a", id=str(n)) for n in range(20)], [found] * 20, msgpack=msgpack)
+    counting.cancel()
+    assert turns >= 8  # after two thousand classes at the latest
+    body = pack(entries, msgpack=msgpack).body
+    whole = msgspec.msgpack.decode(body) if msgpack else msgspec.json.decode(body)
+    assert [one["id"] for one in whole] == [str(n) for n in range(20)]
+    assert whole[3]["classifications"][999] == {"label": "label 999", "score": 0.5}
+
+
+async def test_labels_that_are_no_unicode_are_written_all_the_same() -> None:
+    """They come from a model's files, which may hold anything."""
+    found = ExtractOutput(1, classifications=(Classification("a\ud800b", 0.5),))
+    for msgpack in (False, True):
+        body = pack(await tasks._entries([Item(text="a")], [found], msgpack=msgpack), msgpack=msgpack).body
+        (entry,) = msgspec.msgpack.decode(body) if msgpack else msgspec.json.decode(body)
+        assert entry["classifications"] == [{"label": "a?b", "score": 0.5}]

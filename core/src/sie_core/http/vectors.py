@@ -12,7 +12,7 @@ import orjson
 from numpy.typing import NDArray
 
 from sie_core.errors import InvalidInput, Unsupported
-from sie_core.http.wire import msgpack_array
+from sie_core.http.wire import msgpack_array, part
 from sie_core.types import EncodeOutput, Item, SparseVector
 
 __all__ = ["Pace", "Ranges", "convert", "native_items", "not_given", "openai_data"]
@@ -92,7 +92,7 @@ async def native_items(
             else:
                 entry[name] = _dense(value, dtype, ranges, msgpack=msgpack)
                 await pace.after(value.size)
-        entries.append(entry if msgpack else orjson.Fragment(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)))
+        entries.append(entry if msgpack else part(entry))
     return entries
 
 

@@ -10,7 +10,7 @@ import orjson
 from numpy.typing import NDArray
 from starlette.types import Send
 
-__all__ = ["JSON", "MSGPACK", "Reply", "msgpack_array", "pack"]
+__all__ = ["JSON", "MSGPACK", "Reply", "msgpack_array", "pack", "part"]
 
 JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
@@ -52,12 +52,22 @@ def pack(
     value: Any, *, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = (), msgpack: bool = False
 ) -> Reply:
     """Serialise ``value``; numpy arrays are fine in JSON, and go through :func:`msgpack_array` for msgpack."""
+    body = _serialised(value, msgpack=msgpack)
+    return Reply(body, status=status, content_type=MSGPACK if msgpack else JSON, headers=headers)
+
+
+def part(value: Any, *, msgpack: bool = False) -> orjson.Fragment | msgspec.Raw:
+    """A part of an answer, serialised by itself, for ``pack`` to put in as it is."""
+    body = _serialised(value, msgpack=msgpack)
+    return msgspec.Raw(body) if msgpack else orjson.Fragment(body)
+
+
+def _serialised(value: Any, *, msgpack: bool) -> bytes:
     try:
-        body = _to_msgpack(value) if msgpack else orjson.dumps(value, option=_JSON_OPTIONS)
+        return _to_msgpack(value) if msgpack else orjson.dumps(value, option=_JSON_OPTIONS)
     except (TypeError, UnicodeEncodeError):
         clean = _readable(value)
-        body = _to_msgpack(clean) if msgpack else orjson.dumps(clean, option=_JSON_OPTIONS)
-    return Reply(body, status=status, content_type=MSGPACK if msgpack else JSON, headers=headers)
+        return _to_msgpack(clean) if msgpack else orjson.dumps(clean, option=_JSON_OPTIONS)
 
 
 def _readable(value: Any) -> Any:

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
 from sie_core.http.cohere_inputs import EmbedRequest, RerankRequest, parse_embed, parse_rerank
 from sie_core.http.endpoint import Site, checked_name
 from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.limits import read_object
 from sie_core.http.vectors import Pace, convert, not_given
-from sie_core.http.wire import Reply, pack
+from sie_core.http.wire import Reply, pack, part
 from sie_core.serving import ScoreResult
 from sie_core.types import EncodeOutput
 
@@ -115,7 +114,7 @@ async def _embeddings(request: EmbedRequest, outputs: Sequence[EncodeOutput]) ->
             if name == "base64":
                 vectors.append(base64.b64encode(vector.data).decode("ascii"))
             else:
-                vectors.append(orjson.Fragment(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)))
+                vectors.append(part(vector))
             await pace.after(vector.size)
         found[name] = vectors
     return found
