@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from described import BY_ID, DOCUMENT, address, operations, problems, resolved, schema
-from sie_core import ModelSpec, SieError, http
+from described import BY_ID, DOCUMENT, address, operations, problems, resolved, schema, strangers
+from sie_core import EngineStartError, ModelLoadFailed, ModelSpec, SieError, http
 from sie_core.config import TelemetryConfig
-from sie_core.http.errors import _DETAILS, _HTTP_CODES, RULES, Dialect
+from sie_core.http.errors import _DETAILS, _HTTP_CODES, RULES, Dialect, render
 from sie_core.telemetry import Telemetry
-from sie_testing import FakeOptions
-from website import Served, Start
+from sie_testing import FakeOptions, FaultPoints
+from website import Served, Start, key_line, until
 
 SPECS = [
     ModelSpec("minilm", "fake", options=FakeOptions(matryoshka=(4,))),
@@ -31,6 +32,8 @@ SPECS = [
     ModelSpec("broken", "fake", options=FakeOptions(fail_load="ModelSourceNotFound")),
 ]
 """The models that the examples name."""
+KEYS = (key_line("inference", "reader"), key_line("admin", "boss"))
+LOG = "the end of its log:\n  File /srv/models/loader.py, line 7"
 
 
 def content_of(operation: Mapping[str, Any], response: Any) -> Mapping[str, Any]:
@@ -152,8 +155,83 @@ def test_refusals_of_the_router_are_in_the_description() -> None:
     assert "NOT_FOUND" in text
 
 
-def test_details_of_errors_are_those_that_are_sent() -> None:
-    assert set(schema("Detail")["properties"]) == {"code", "message", *_DETAILS}
+def test_fields_of_errors_are_those_that_are_sent() -> None:
+    error = ModelLoadFailed("m", error_class="EngineStartError", reason="no", permanent=True, attempts=1)
+    for field in _DETAILS:
+        setattr(error, field, "something")
+    error.explained(LOG)
+    shown = [msgspec.json.decode(render(error, Dialect.NATIVE, operator=one).body)["detail"] for one in (True, False)]
+    assert shown[0].keys() == set(schema("Detail")["properties"])
+    assert shown[0].keys() - shown[1].keys() == {"details"}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["json", "msgpack"])
+@pytest.mark.parametrize("key", ["reader", "boss"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("encode", "everything"),
+        ("embeddings", "minilm"),
+        ("rerank_v2", "reranker"),
+        ("chat", "chat"),
+        ("generate", "chat"),
+    ],
+)
+async def test_errors_with_details_are_what_it_says(
+    served: Start, name: str, model: str, key: str, packed: bool
+) -> None:
+    method, path, operation = BY_ID[name]
+    headers = {"authorization": f"Bearer {key}", "accept": "application/msgpack" if packed else "application/json"}
+    body = next(iter(operation["requestBody"]["content"]["application/json"]["examples"].values()))["value"]
+    async with served(api_keys=KEYS) as s:
+        s.registry.apply(SPECS)
+        FaultPoints.of(model).fail("load", EngineStartError("no engine came").explained(LOG), times=1)
+        answers = [
+            await s.http.request(method, address(operation, path), json=body, headers=headers)
+            for _ in ("fails", "cools")
+        ]
+        shown = [await s.http.get(url, headers=headers) for url in (f"/v1/models/{model}", "/v1/models", "/v1/status")]
+    assert [answer.status_code for answer in (*answers, *shown)] == [502, 503, 200, 200, 200]
+    for answer in (*answers, *shown):
+        packs = answer.headers["content-type"] == "application/msgpack"
+        told = msgspec.msgpack.decode(answer.content) if packs else answer.json()
+        assert ("loader.py" in str(told)) is (key == "boss")
+        if answer in answers:
+            wanted = content_of(operation, answer)["schema"]
+            assert problems(told, wanted, exact=False) == []
+            assert strangers(told, wanted) == []
+    for answer, known in zip(shown, ("Model", "Models", "Status"), strict=True):
+        packs = answer.headers["content-type"] == "application/msgpack"
+        assert problems(msgspec.msgpack.decode(answer.content) if packs else answer.json(), schema(known)) == []
+
+
+@pytest.mark.parametrize("key", ["reader", "boss"])
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("completions", {"model": "slow", "prompt": "a " * 100}),
+        ("chat", {"model": "slow", "messages": [{"role": "user", "content": "a " * 100}]}),
+        ("generate", {"prompt": "a " * 100}),
+    ],
+)
+async def test_an_answer_that_breaks_off_ends_as_it_says(
+    served: Start, name: str, body: dict[str, Any], key: str
+) -> None:
+    _, path, operation = BY_ID[name]
+    async with served(api_keys=KEYS) as s:
+        await s.service.load("slow")
+        engine = s.engine("slow")
+        asked = {"json": {**body, "stream": True}, "headers": {"authorization": f"Bearer {key}"}}
+        asking = asyncio.create_task(s.http.post(path.replace("{model}", "slow"), **asked))
+        await until(lambda: engine.emitted)
+        engine.die("it fell over", LOG)
+        broken = await asking
+    content = content_of(operation, broken)
+    *pieces, last = [json.loads(one.removeprefix("data: ")) for one in broken.text.split("\n\n")[:-1]]
+    assert pieces
+    assert [problems(piece, content["x-event"]) for piece in pieces] == [[]] * len(pieces)
+    assert problems(last, content["x-error"], exact=False) == strangers(last, content["x-error"]) == []
+    assert (last["error"].get("details") == LOG) is (key == "boss")
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, o) in BY_ID.items() if "requestBody" in o])
@@ -175,6 +253,7 @@ async def test_what_is_refused_has_the_shape_and_the_headers_that_it_says(served
         packed = answer.headers["content-type"] == "application/msgpack"
         body = msgspec.msgpack.decode(answer.content) if packed else answer.json()
         assert problems(body, content_of(operation, answer)["schema"], exact=False) == []
+        assert strangers(body, content_of(operation, answer)["schema"]) == []
         for header, said in documented["headers"].items():
             if resolved(said).get("required"):
                 assert answer.headers[header] in resolved(said)["schema"]["enum"]

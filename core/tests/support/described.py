@@ -9,7 +9,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from sie_core.http.document import build
 
-__all__ = ["BY_ID", "DOCUMENT", "address", "operations", "problems", "resolved", "schema"]
+__all__ = ["BY_ID", "DOCUMENT", "address", "operations", "problems", "resolved", "schema", "strangers"]
 
 DOCUMENT = build("0")
 _METHODS = {"get", "post", "delete", "put", "patch", "head", "options"}
@@ -54,6 +54,28 @@ def problems(answer: Any, wanted: Mapping[str, Any], *, exact: bool = True) -> l
     whole = {**copy.deepcopy(dict(wanted)), "components": {"schemas": DOCUMENT["components"]["schemas"]}}
     validator = Draft202012Validator(_closed(whole) if exact else whole)
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(answer)]
+
+
+def strangers(answer: Any, *wanted: Mapping[str, Any], at: str = "$") -> list[str]:
+    """Fields of the answer that the schemas name nowhere, whichever of their branches are looked at."""
+    if not isinstance(answer, dict):
+        return []
+    named: dict[str, list[Mapping[str, Any]]] = {}
+    for one in wanted:
+        for properties in _properties(one):
+            for field, value in properties.items():
+                named.setdefault(field, []).append(value)
+    found = [f"{at}.{field}" for field in answer if field not in named]
+    for field, value in answer.items():
+        found += strangers(value, *named.get(field, ()), at=f"{at}.{field}")
+    return found
+
+
+def _properties(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    value = resolved(value)
+    yield value.get("properties", {})
+    for branch in (*value.get("allOf", ()), *value.get("anyOf", ()), *value.get("oneOf", ())):
+        yield from _properties(branch)
 
 
 def _closed(value: Any) -> Any:
