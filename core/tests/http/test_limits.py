@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from sie_testing import FaultPoints
@@ -90,6 +91,52 @@ async def test_absurd_names_and_values_are_refused_quickly_and_shown_in_short(se
     assert [answer.status_code for answer in answers] == [404, 404, 400, 400, 400, 400, 400]
     assert max(len(answer.content) for answer in answers) < 2000
     assert time.monotonic() - began < 5
+
+
+DEEP: list[tuple[str, str]] = [
+    *(
+        ("/v1/encode/mini", '{"items":[{"text":"a"}],"params":{"NAME":DEEP}}'.replace("NAME", name))
+        for name in ("output_dtype", "output_types", "lora", "is_query", "ranges", "instruction")
+    ),
+    ("/v1/encode/mini", '{"items":[{"text":"a"}],"params":{"is_query":DEEP,"options":{"is_query":DEEP}}}'),
+    ("/v1/embeddings", '{"model":"mini","input":"a","encoding_format":DEEP}'),
+    *(
+        ("/v2/embed", '{"model":"mini","texts":["a"],"NAME":DEEP}'.replace("NAME", name))
+        for name in ("input_type", "truncate", "embedding_types")
+    ),
+    ("/v2/embed", '{"model":"mini","inputs":[{"content":[{"type":DEEP}]}]}'),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), DEEP)
+async def test_values_almost_too_deep_to_be_read_are_a_400(served: Start, path: str, body: str) -> None:
+    async with served() as s:
+        response = await s.http.post(path, content=body.replace("DEEP", "[" * 1015 + "]" * 1015), headers=JSON)
+    assert response.status_code == 400, response.text
+    assert len(response.content) < 2000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/encode/mini", {"items": [{"text": "a"}] * 10, "params": {"instruction": "é" * 100}}),
+        ("/v1/score/ranker", {"query": "a", "items": [{"text": "a"}] * 10, "instruction": "é" * 100}),
+        ("/v1/extract/tagger", {"items": [{"text": "a"}] * 10, "params": {"instruction": "é" * 100}}),
+        ("/v1/rerank", {"model": "ranker", "query": "a", "documents": ["a"] * 10, "instruction": "é" * 100}),
+    ],
+)
+async def test_an_instruction_counts_for_each_text_that_it_goes_before(
+    served: Start, path: str, body: dict[str, Any]
+) -> None:
+    async def asked(**limits: int) -> Any:
+        async with served(**limits) as s:
+            response = await s.http.post(path, json=body)
+        error = response.json().get("error") or response.json().get("detail") or {}
+        return response.status_code, error.get("size")
+
+    assert await asked(max_item_bytes=199) == (413, 200)
+    assert await asked(max_item_bytes=200, max_body_bytes=1999) == (413, 2000)
+    assert (await asked(max_item_bytes=200, max_body_bytes=2000))[0] != 413
 
 
 async def test_ten_thousand_texts_are_a_400_that_says_how_many_may_come(served: Start) -> None:

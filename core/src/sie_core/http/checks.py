@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -14,6 +15,7 @@ __all__ = [
     "check_count",
     "check_lora",
     "dimensions_of",
+    "instruction_of",
     "kind_of",
     "mapping",
     "optional",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 _SHOWN: Final = 80
+_brief: Final = reprlib.Repr().repr
 _MAX_NAME: Final = 256
 MAX_ID: Final = 2**31
 """Token ids are int32 for every engine; whether the vocabulary has them is the model's to say."""
@@ -74,6 +77,24 @@ def check_lora(value: Any) -> str | None:
     return value
 
 
+def instruction_of(value: Any, texts: int, limits: Limits) -> str | None:
+    """An instruction that goes before each of so many texts, or none. Raises InvalidInput, BodyTooLarge."""
+    found: str | None = optional(value, str, "instruction", "a string")
+    if not found or len(found) * 4 * texts <= limits.item_bytes:  # as for texts
+        return found
+    size = len(found.encode())
+    if size > limits.item_bytes:
+        message = f"the instruction has {size} bytes, and {limits.item_bytes} is the most"
+        raise BodyTooLarge(message, size=size, limit=limits.item_bytes)
+    if size * texts > limits.body_bytes:
+        message = (
+            f"the instruction goes before each of {texts} texts, which makes {size * texts} bytes of it, and "
+            f"{limits.body_bytes} is the most: send fewer a request"
+        )
+        raise BodyTooLarge(message, size=size * texts, limit=limits.body_bytes)
+    return found
+
+
 def optional(value: Any, kind: type, param: str, wanted: str) -> Any:
     """A value of that kind, or none. Raises InvalidInput."""
     if value is not None and not isinstance(value, kind):
@@ -90,14 +111,15 @@ def mapping(value: Any, param: str) -> Mapping[Any, Any]:
 
 def refuse_unknown(name: Any, known: Sequence[str], param: str) -> NoReturn:
     """Raises InvalidInput, with the field that may have been meant."""
-    near = difflib.get_close_matches(str(name)[:64], known, n=1)
+    near = difflib.get_close_matches(name[:64], known, n=1) if isinstance(name, str) else []
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
     raise InvalidInput(f"{shown(name)} is no field of {param!r}; {hint}", param=param)
 
 
 def shown(value: Any) -> str:
     """A value as an error may quote it."""
-    text = repr(value)
+    # All of a large value would take time, and of a deep one more than Python's stack.
+    text = repr(value[: _SHOWN + 1]) if isinstance(value, str | bytes) else _brief(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

@@ -12,7 +12,16 @@ from typing import Any, Final
 from attrs import frozen
 
 from sie_core.errors import InvalidInput, Unsupported
-from sie_core.http.checks import check_count, check_lora, dimensions_of, kind_of, optional, shown, text_of
+from sie_core.http.checks import (
+    check_count,
+    check_lora,
+    dimensions_of,
+    instruction_of,
+    kind_of,
+    optional,
+    shown,
+    text_of,
+)
 from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
 from sie_core.http.task_inputs import MAX_SCORED
@@ -79,7 +88,7 @@ def parse_rerank(body: Mapping[Any, Any], limits: Limits) -> RerankRequest:
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidInput("'top_n' must be a whole number, 1 or more", param="top_n")
     params = RequestParams(
-        instruction=optional(body.get("instruction"), str, "instruction", "a string"),
+        instruction=instruction_of(body.get("instruction"), len(documents), limits),
         truncate=_truncate(body),
         lora=check_lora(body.get("lora")),
     )

@@ -14,6 +14,7 @@ from sie_core.http.checks import (
     check_count,
     check_lora,
     dimensions_of,
+    instruction_of,
     kind_of,
     mapping,
     optional,
@@ -93,10 +94,12 @@ def parse_encode(body: Mapping[Any, Any], limits: Limits) -> EncodeRequest:
     params = body.get("params")
     if params is None:
         return EncodeRequest(items, _PLAIN, pictures)
-    return _native_params(items, pictures, mapping(params, "params"))
+    return _native_params(items, pictures, mapping(params, "params"), limits)
 
 
-def _native_params(items: tuple[Item, ...], pictures: Pictures, params: Mapping[Any, Any]) -> EncodeRequest:
+def _native_params(
+    items: tuple[Item, ...], pictures: Pictures, params: Mapping[Any, Any], limits: Limits
+) -> EncodeRequest:
     for name in params:
         if name not in _PARAMS:
             refuse_unknown(name, _PARAMS, "params")
@@ -105,7 +108,7 @@ def _native_params(items: tuple[Item, ...], pictures: Pictures, params: Mapping[
     def option(name: str) -> Any:
         """Clients put these beside ``options`` or into it."""
         inner, outer = options.pop(name, None), params.get(name)
-        if inner is not None and outer is not None and inner != outer:
+        if inner is not None and outer is not None and _differ(inner, outer):
             raise InvalidInput(f"{name!r} is {shown(outer)} and, in 'options', {shown(inner)}", param=name)
         return inner if outer is None else outer
 
@@ -128,7 +131,7 @@ def _native_params(items: tuple[Item, ...], pictures: Pictures, params: Mapping[
         items,
         RequestParams(
             output_types=output_types,
-            instruction=optional(params.get("instruction"), str, "instruction", "a string"),
+            instruction=instruction_of(params.get("instruction"), len(items), limits),
             is_query=bool(optional(option("is_query"), bool, "is_query", "true or false")),
             dimensions=dimensions_of(option("dimensions")),
             truncate=optional(option("truncate"), bool, "truncate", "true or false"),
@@ -139,6 +142,13 @@ def _native_params(items: tuple[Item, ...], pictures: Pictures, params: Mapping[
         dtype,
         _ranges(option("ranges"), dtype),
     )
+
+
+def _differ(one: Any, other: Any) -> bool:
+    try:
+        return bool(one != other)
+    except RecursionError:  # nothing that is right is so deep
+        return True
 
 
 def _output_types(value: Any) -> tuple[str, ...]:
@@ -160,9 +170,11 @@ def _ranges(value: Any, dtype: str) -> Ranges | None:
     if dtype not in ("int8", "uint8"):
         raise InvalidInput("'ranges' goes with output_dtype int8 and uint8 only", param="ranges")
     try:
-        ranges = np.array(value, dtype=np.float32)
+        given = np.array(value)
     except (TypeError, ValueError, OverflowError):
-        ranges = np.zeros(0, dtype=np.float32)
+        given = np.zeros(0)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        ranges = given.astype(np.float32) if given.dtype.kind in "iuf" else np.zeros(0, dtype=np.float32)
     if ranges.ndim != 2 or len(ranges) != 2 or not ranges.size or not np.isfinite(ranges).all():
         raise InvalidInput("'ranges' must be [[smallest, ...], [largest, ...]], a number a dimension", param="ranges")
     if (ranges[0] > ranges[1]).any():

@@ -12,6 +12,7 @@ from sie_core.http.checks import (
     check_count,
     check_lora,
     dimensions_of,
+    instruction_of,
     kind_of,
     mapping,
     optional,
@@ -68,7 +69,7 @@ def parse_score(body: Mapping[Any, Any], limits: Limits) -> ScoreRequest:
         query = {"text": query}
     asked = item_of(query, None, limits, pictures, "query")
     items = _items(body.get("items"), limits, pictures, MAX_SCORED)
-    return ScoreRequest(asked, items, _params(body, "options"), pictures)
+    return ScoreRequest(asked, items, _params(body, "options", len(items), limits), pictures)
 
 
 def parse_extract(body: Mapping[Any, Any], limits: Limits) -> ExtractRequest:
@@ -85,7 +86,8 @@ def parse_extract(body: Mapping[Any, Any], limits: Limits) -> ExtractRequest:
             refuse_unknown(name, _EXTRACT_PARAMS, "params")
     schema = optional(params.get("output_schema"), dict, "output_schema", "an object")
     labels = _labels(params.get("labels"), limits)
-    return ExtractRequest(items, _params(params, "params.options"), pictures, labels, schema)
+    asked = _params(params, "params.options", len(items), limits)
+    return ExtractRequest(items, asked, pictures, labels, schema)
 
 
 def _items(raw: Any, limits: Limits, pictures: Pictures, most: int | None) -> tuple[Item, ...]:
@@ -95,7 +97,7 @@ def _items(raw: Any, limits: Limits, pictures: Pictures, most: int | None) -> tu
     return tuple(item_of(value, index, limits, pictures) for index, value in enumerate(raw))
 
 
-def _params(asked: Mapping[Any, Any], where: str) -> RequestParams:
+def _params(asked: Mapping[Any, Any], where: str, texts: int, limits: Limits) -> RequestParams:
     options = options_of(asked.get("options"), where)
 
     def option(name: str, check: Callable[[Any], Any]) -> Any:
@@ -104,7 +106,7 @@ def _params(asked: Mapping[Any, Any], where: str) -> RequestParams:
         return inner if outer is None else outer
 
     return RequestParams(
-        instruction=optional(asked.get("instruction"), str, "instruction", "a string"),
+        instruction=instruction_of(asked.get("instruction"), texts, limits),
         dimensions=dimensions_of(options.pop("dimensions", None)),
         truncate=option("truncate", lambda value: optional(value, bool, "truncate", "true or false")),
         lora=option("lora", check_lora),
