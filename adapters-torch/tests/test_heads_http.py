@@ -124,6 +124,36 @@ async def test_errors_name_the_item_and_what_there_is(serve: Serve) -> None:
     assert "extract" in said[4]
 
 
+async def test_labels_and_templates_have_limits(serve: Serve) -> None:
+    """They are multiplied: a small request must not become gigabytes."""
+    labels = [str(number) for number in range(1000)]
+    template = "{} " + "a " * 3000
+    async with serve() as (http, _):
+        replies = [
+            await http.post("/v1/extract/judge", json={"items": [{"text": "fox"}] * 51, "params": {"labels": labels}}),
+            await http.post(
+                "/v1/extract/judge",
+                json={
+                    "items": [{"text": "fox"}],
+                    "params": {"labels": labels, "truncate": True, "options": {"hypothesis_template": template}},
+                },
+            ),
+            await http.post("/v1/extract/tagger", json={"items": [{"text": "a"}], "params": {"labels": ["x" * 10**6]}}),
+            await http.post(
+                "/v1/extract/tagger", json={"items": [{"text": "a"}], "params": {"options": {"x" * 10**6: 1}}}
+            ),
+        ]
+        one = await asked(http, "/v1/extract/judge", items=[{"text": "fox"}], params={"labels": labels})
+    assert [reply.status_code for reply in replies] == [400] * 4
+    assert max(len(reply.content) for reply in replies) < 1000
+    said = [reply.json()["detail"] for reply in replies]
+    assert [detail["param"][:20] for detail in said] == [
+        "labels", "options.hypothesis_t", "labels", "options.xxxxxxxxxxxx"
+    ]  # fmt: skip
+    assert "51000 pairs" in said[0]["message"]
+    assert len(one["items"][0]["classifications"]) == 1000
+
+
 async def test_they_take_turns_and_answer_as_before(serve: Serve, models: list[ModelSpec]) -> None:
     items = [{"text": one} for one in DOCUMENTS]
     requests: dict[str, tuple[str, dict[str, Any]]] = {

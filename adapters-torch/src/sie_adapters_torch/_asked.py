@@ -11,6 +11,8 @@ __all__ = ["asked", "boolean", "chosen", "count", "no_instruction", "number", "o
 
 Check = Callable[[Any], Any]
 """Gives the value, or raises ValueError with what it should be."""
+_MAX_TEMPLATE = 4096
+_SHOWN = 80
 
 
 def asked(params: RequestParams, known: Mapping[str, Check]) -> dict[str, Any]:
@@ -19,8 +21,8 @@ def asked(params: RequestParams, known: Mapping[str, Check]) -> dict[str, Any]:
     for name, value in params.options.items():
         if name not in known:
             raise Unsupported(
-                f"this model has no option {name!r}; it has {', '.join(known) or 'none'}",
-                supported=tuple(known), param=f"options.{name}",
+                f"this model has no option {_short(name)!r}; it has {', '.join(known) or 'none'}",
+                supported=tuple(known), param=f"options.{_short(name)}",
             )  # fmt: skip
         if value is None:
             continue
@@ -29,6 +31,11 @@ def asked(params: RequestParams, known: Mapping[str, Check]) -> dict[str, Any]:
         except ValueError as error:
             raise InvalidInput(f"the option {name!r} must be {error}", param=f"options.{name}") from error
     return found
+
+
+def _short(name: Any) -> Any:
+    """A name as an error may quote it."""
+    return f"{name[:_SHOWN]}…" if isinstance(name, str) and len(name) > _SHOWN else name
 
 
 def one_of(values: Sequence[str]) -> Check:
@@ -61,11 +68,11 @@ def boolean(value: Any) -> bool:
 
 
 def template(place: str) -> Check:
-    """A text that has the place ``place`` in it once."""
+    """A text that has the place ``place`` in it once. It is used many times over, so it is short."""
 
     def check(value: Any) -> str:
-        if not isinstance(value, str) or value.count(place) != 1:
-            raise ValueError(f"a text with one {place} in it")
+        if not isinstance(value, str) or len(value) > _MAX_TEMPLATE or value.count(place) != 1:
+            raise ValueError(f"a text of {_MAX_TEMPLATE} characters at most, with one {place} in it")
         return value
 
     return check
@@ -76,7 +83,9 @@ def chosen(model: str, labels: Sequence[str], known: Sequence[str]) -> frozenset
     for label in labels:
         if label not in known:
             raise Unsupported(
-                f"{model} has no label {label!r}; it has {', '.join(known)}", supported=tuple(known), param="labels"
+                f"{model} has no label {_short(label)!r}; it has {', '.join(known)}",
+                supported=tuple(known),
+                param="labels",
             )
     return frozenset(labels or known)
 

@@ -34,6 +34,9 @@ from sie_adapters_torch.classifier import capabilities_of, size_of
 
 __all__ = ["ClassifierEngine", "load_classifier"]
 
+_MAX_PAIRS = 50_000
+"""Pairs of a text and a label that a request may have: some hundred MB of ids in the models that read the most."""
+
 
 def load_classifier(
     model: ModelSpec, files: ClassifierFiles, ctx: TransitionContext, events: EngineEvents
@@ -103,6 +106,7 @@ class ClassifierEngine(SeveralTexts):
             texts = self.tokenise(request.items, request.params, "")
             return [Several((Text(tokens, None),), wish) for tokens in texts]
         assert self._pairs is not None
+        _check_pairs(len(request.items), len(wish.hypotheses))
         truncate = self._given.truncate if request.params.truncate is None else request.params.truncate
         try:
             hypotheses = self._tokeniser.plain(wish.hypotheses)
@@ -150,6 +154,15 @@ class ClassifierEngine(SeveralTexts):
         if not alone:
             return _softmax(logits[:, self._files.entails])
         return _softmax(logits[:, [self._files.contradicts, self._files.entails]])[:, 1]
+
+
+def _check_pairs(texts: int, labels: int) -> None:
+    if texts * labels > _MAX_PAIRS:
+        raise InvalidInput(
+            f"each of {texts} texts is read with each of {labels} labels, which makes {texts * labels} pairs, and "
+            f"{_MAX_PAIRS} is the most: split the request",
+            param="labels",
+        )
 
 
 def _activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
