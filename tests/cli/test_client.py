@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 Sie = Callable[..., Any]
@@ -39,6 +40,18 @@ def test_models_and_their_failures(ask: Sie) -> None:
     assert re.search(r"^nobody: .*no-such-adapter.*fake.*not tried again", done.stdout, re.MULTILINE)
     listed = json.loads(ask("models", "--json").stdout)
     assert [row["name"] for row in listed] == ["fast", "team/slow", "gone", "nobody", "free-size"]
+
+
+def test_models_tell_how_an_engine_died(sie: Sie, start_server: Callable[..., Any]) -> None:
+    server = start_server("models: [{name: frail, adapter: fake, options: {die_after: 0}}]\n")
+    url = {"SIE_BASE_URL": server.url}
+    for died in ("(its engine died)", "(its engine died 2 times in a row)"):
+        asked = httpx.post(f"{server.url}/v1/embeddings", json={"model": "frail", "input": "hello"}, trust_env=False)
+        assert asked.status_code == 500
+        told = sie("models", env=url)
+        assert "frail: INFERENCE_ERROR: " in told.stdout
+        assert died in told.stdout
+        assert told.returncode == 0
 
 
 def test_load_shows_how_far_it_is_and_ends_when_resident(ask: Sie) -> None:

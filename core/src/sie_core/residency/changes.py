@@ -39,6 +39,7 @@ class Changes:
                 record.spec = spec
                 record.epoch = self._roster.next_epoch()
                 record.failure, record.attempts, record.deaths = None, 0, 0
+                record.last_crash = None
                 record.reserve = record.capabilities = None
                 self._retire(record, "configuration changed")
                 self._check_adapter(record)

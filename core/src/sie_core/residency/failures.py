@@ -25,7 +25,10 @@ LIVED_S = 300.0
 
 @frozen
 class LoadFailure:
-    """Why a model is ``failed``. ``retry_at`` is on the event loop's clock; ``None``: permanent."""
+    """Why a model is ``failed``, or how its engine died. ``retry_at`` is on the event loop's clock; ``None``: never.
+
+    ``attempts``: how often loading was tried, or how many engines died in a row.
+    """
 
     code: str
     error_class: str
@@ -92,11 +95,10 @@ def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
     )
 
 
-def crashed(reason: str, details: str, *, deaths: int, now: float) -> LoadFailure | None:
-    """What becomes of a model whose engine died: after the first of ``deaths`` in a row it may load at once."""
-    if deaths < 2:
-        return None
-    return LoadFailure(EngineDied.code, EngineDied.__name__, reason, deaths, now + _cooldown(deaths - 1), details)
+def crashed(reason: str, details: str, *, deaths: int, now: float) -> LoadFailure:
+    """How an engine died: after the first of ``deaths`` in a row the model may load at once."""
+    wait = _cooldown(deaths - 1) if deaths > 1 else 0.0
+    return LoadFailure(EngineDied.code, EngineDied.__name__, reason, deaths, now + wait, details)
 
 
 def _cooldown(attempts: int) -> float:

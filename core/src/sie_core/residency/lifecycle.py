@@ -262,8 +262,8 @@ class Lifecycle:
         record.seat = record.worker = record.ctx = record.task = None
         record.retained, record.figures = {}, {}
         self.loras.engine_gone(record)
-        if record.crash is not None:
-            record.failure = crashed(*record.crash, deaths=record.deaths, now=roster.now()) or record.failure
+        if record.crash is not None and record.deaths > 1:
+            record.failure = crashed(*record.crash, deaths=record.deaths, now=roster.now())
         after = _R.FAILED if record.failure is not None else _R.UNLOADED
         roster.set(record, after, reason)
         self.admission.gone(record)
@@ -355,10 +355,12 @@ class Lifecycle:
             return
         seat.dead = reason
         log.warning("%s: its engine died: %s", record.name, f"{reason}\n{details}" if details else reason)
+        now, in_a_row = self.roster.now(), 1
         if record.state not in (_R.PARKING, _R.PARKED):  # It had nothing to do: that tells nothing of the next one.
-            soon = self.roster.now() - record.resident_at < LIVED_S
-            record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
+            soon = now - record.resident_at < LIVED_S
+            in_a_row = record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
             record.crash = reason, details
+        record.last_crash = crashed(reason, details, deaths=in_a_row, now=now)
         seat.lose(EngineDied(f"the engine of model {record.name!r} died: {reason}").explained(details))
         if record.state not in (_R.RESIDENT, _R.DRAINING, _R.PARKED):
             return

@@ -70,6 +70,8 @@ class Loading:
             return
         else:
             record.failure, record.attempts = None, 0
+            if record.seat is not None and record.seat.dead is None:
+                record.last_crash = None
             record.resident_at = record.last_used = roster.now()
             roster.set(record, _R.RESIDENT, "loaded")
         life.settle(record)

@@ -95,6 +95,7 @@ class ModelStatus:
     queued: int
     epoch: int
     failure: LoadFailure | None
+    """Why it is failed, else how its last engine died where no other came after it."""
     retry_in_s: float | None
     capabilities: Capabilities | None
     load_s: float | None
@@ -295,6 +296,8 @@ class Record:
     """Engines that died in a row, each soon after it had become resident."""
     crash: tuple[str, str] | None = None
     """How the engine died whose unload is under way: in a line, and in detail."""
+    last_crash: LoadFailure | None = None
+    """How the last engine died, until the next one is there: to be shown, it refuses nothing."""
     drain: Drain | None = None
     retire: str | None = None
     """Unload as soon as the state allows, for this reason."""

@@ -333,6 +333,7 @@ class Registry:
         record = self._find(name)
         held = self._roster.ledger.holding(name)
         now = self._roster.now()
+        failure = record.failure or record.last_crash
         return ModelStatus(
             name=name,
             adapter=record.spec.adapter,
@@ -344,8 +345,8 @@ class Registry:
             leases=record.leases,
             queued=len(record.tickets),
             epoch=record.epoch,
-            failure=record.failure,
-            retry_in_s=record.failure.retry_in(now) if record.failure is not None else None,
+            failure=failure,
+            retry_in_s=failure.retry_in(now) if failure is not None else None,
             capabilities=record.capabilities,
             load_s=record.load_s,
             park_s=record.park_s,

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import frozen
 
+from sie_core.errors import EngineDied
 from sie_core.residency.reasons import HOST_SHORT, HOST_WAITS, IDLE, TIER_FULL
 from sie_core.types import Decision, Residency
 from sie_core.units import format_bytes
 
 if TYPE_CHECKING:
     from sie_core.memory.ledger import AccountState
-    from sie_core.residency import HostTierStatus, ModelStatus
+    from sie_core.residency import HostTierStatus, LoadFailure, ModelStatus
 
 __all__ = ["Departure", "Explanation", "Facts", "explain"]
 
@@ -144,8 +145,7 @@ def _now(facts: Facts, parks: bool | None) -> Iterator[str]:
     ]
     yield f"{status.name} is {status.residency}{where}" + (f" and charged {' and '.join(held)}." if held else ".")
     if status.failure is not None:
-        again = "It is not tried again" if status.failure.permanent else "It will be tried again"
-        yield f"Loading failed ({status.failure.error_class}): {status.failure.message}. {again}."
+        yield _went_wrong(status.failure)
     if status.pinned:
         yield "It is pinned: nothing evicts it but a request, a changed configuration and the end of the server."
     elif parks:
@@ -153,6 +153,14 @@ def _now(facts: Facts, parks: bool | None) -> Iterator[str]:
         yield f"An eviction would park it{cost}."
     elif parks is False:
         yield f"An eviction would unload it: {facts.why_not_parked}."
+
+
+def _went_wrong(failure: LoadFailure) -> str:
+    what = f"Loading failed ({failure.error_class})"
+    if failure.error_class == EngineDied.__name__:
+        what = "Its engine died" if failure.attempts == 1 else f"Its engine died, {failure.attempts} times in a row"
+    again = "It is not tried again" if failure.permanent else "It will be tried again"
+    return f"{what}: {failure.message}. {again}."
 
 
 def _then(departure: Departure | None) -> Iterator[str]:
