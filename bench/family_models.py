@@ -26,11 +26,13 @@ def save_cross_encoder(folder: Path) -> Path:
     from transformers import BertForSequenceClassification
     from transformers.utils import logging
 
+    quiet: Any = logging.disable_progress_bar
+
     torch.manual_seed(0)
     model: Any = BertForSequenceClassification(_bert(num_labels=1))
     # As they are made, all scores are alike: nobody could tell whether two answers are the same.
     torch.nn.init.normal_(model.classifier.weight, std=1.0)
-    logging.disable_progress_bar()
+    quiet()
     model.save_pretrained(str(folder))
     return _with_tokenizer(folder)
 
