@@ -120,6 +120,11 @@ def _config(kind: str, vocabulary: int) -> Any:
             importlib.import_module("transformers.models.modernbert.modeling_modernbert")
         ids = {f"{name}_token_id": 2 + (name in ("eos", "sep")) for name in ("bos", "eos", "cls", "sep")}
         return transformers.ModernBertConfig(**bert, **ids, local_attention=8)
+    if kind == "deberta-v2":
+        return transformers.DebertaV2Config(
+            **bert, pooler_hidden_size=32, relative_attention=True, position_biased_input=False, position_buckets=256,
+            pos_att_type=["p2c", "c2p"], share_att_key=True, norm_rel_ebd="layer_norm",
+        )  # fmt: skip
     makers = {
         "bert": transformers.BertConfig,
         "roberta": transformers.RobertaConfig,

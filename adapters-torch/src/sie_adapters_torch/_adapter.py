@@ -95,7 +95,7 @@ class TorchAdapter(Adapter, Generic[F]):
                 files = self.files(model)
         size = self.size(files, options)
         weights = weight_bytes(files.model, options.dtype, entries, lambda entry: self.loaded(files, entry))
-        return reserve(model, devices, weights + size.head_bytes, size)
+        return reserve(model, devices, weights + size.head_bytes, size, files.model.max_length or 0)
 
     def files(self, model: ModelSpec, want: Want = "all") -> F:
         """Find the model's folder and read it. Raises LoadError."""

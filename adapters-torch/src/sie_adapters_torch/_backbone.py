@@ -51,18 +51,20 @@ class Backbone(Protocol):
 class PaddedBackbone:
     """Any transformers model, in padded batches of texts of similar length.
 
-    ``overhead``: what a further batch costs, in tokens' worth of time.
+    ``overhead``: what a further batch costs, in tokens' worth of time. ``fewest``: as how many tokens a text counts at
+    least in what a batch may hold.
     """
 
     side_by_side = False  # models may keep tables that they fill as they run
 
-    def __init__(self, module: torch.nn.Module, *, pad_id: int, overhead: int) -> None:
+    def __init__(self, module: torch.nn.Module, *, pad_id: int, overhead: int, fewest: int = 1) -> None:
         self.module = module
         self._pad_id = pad_id
         self._overhead = overhead
+        self._fewest = fewest
 
     def groups(self, lengths: Sequence[int], limit: int, lanes: int) -> list[range]:
-        return split_by_length(lengths, limit=limit, overhead=self._overhead)
+        return split_by_length(lengths, limit=limit, overhead=self._overhead, fewest=self._fewest)
 
     def hidden(self, batch: Packed) -> torch.Tensor:
         count, longest = len(batch.lengths), batch.lengths[0]
@@ -90,7 +92,7 @@ class PaddedBackbone:
         return hidden
 
 
-def split_by_length(lengths: Sequence[int], *, limit: int, overhead: int) -> list[range]:
+def split_by_length(lengths: Sequence[int], *, limit: int, overhead: int, fewest: int = 1) -> list[range]:
     """Cut a descending list of lengths where the padding saved is worth more than another batch (``overhead``).
 
     The cheapest cut there is, for a cost of ``overhead + rows * longest`` a batch.
@@ -101,7 +103,7 @@ def split_by_length(lengths: Sequence[int], *, limit: int, overhead: int) -> lis
     for end in range(1, count + 1):
         for start in range(end - 1, -1, -1):
             padded = (end - start) * lengths[start]
-            if padded > limit and end - start > 1:
+            if max(padded, (end - start) * fewest) > limit and end - start > 1:
                 break  # going further left only makes it larger
             cost = best[start] + overhead + padded
             if cost < best[end]:

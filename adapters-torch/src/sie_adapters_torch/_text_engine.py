@@ -33,6 +33,7 @@ from sie_adapters_torch._lora import Base, Loras
 from sie_adapters_torch._options import LengthOptions
 from sie_adapters_torch._packed_bert import PackedBert
 from sie_adapters_torch._request import check_request, check_size
+from sie_adapters_torch._reserve import FEWEST_TOKENS
 from sie_adapters_torch._tokenise import Tokeniser, Tokens
 from sie_adapters_torch._torch import out_of_memory
 
@@ -239,4 +240,5 @@ def _way_to_run(device: torch.device, pad_id: int, module: torch.nn.Module) -> B
     on_cpu = device.type == "cpu"
     if on_cpu and PackedBert.supports(module):
         return PackedBert(module, chunk=_CPU_CHUNK)
-    return PaddedBackbone(module, pad_id=pad_id, overhead=_CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD)
+    fewest = FEWEST_TOKENS.get(getattr(module.config, "model_type", ""), 1)
+    return PaddedBackbone(module, pad_id=pad_id, overhead=_CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD, fewest=fewest)

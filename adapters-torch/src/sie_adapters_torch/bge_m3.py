@@ -50,6 +50,6 @@ def size_of(files: BgeM3Files, options: BgeM3Options) -> Size:
     """What it takes beside the encoder's weights: the heads, which are kept in float32."""
     hidden = files.model.hidden_size
     return Size(
-        token_bytes=activation_bytes_per_token(files.model, options.dtype) + 4 * (hidden + 2 * files.dims),
+        token_bytes=activation_bytes_per_token(files.model, options) + 4 * (hidden + 2 * files.dims),
         head_bytes=4 * (files.dims + 1) * (hidden + 1) + 4 * 64,
     )

@@ -46,4 +46,4 @@ def capabilities_of(files: ClassifierFiles) -> Capabilities:
 
 def size_of(files: ClassifierFiles, options: ClassifierOptions) -> Size:
     """What it takes beside its weights."""
-    return Size(token_bytes=activation_bytes_per_token(files.model, options.dtype))
+    return Size(token_bytes=activation_bytes_per_token(files.model, options))

@@ -59,6 +59,6 @@ def capabilities_of(files: DenseFiles) -> Capabilities:
 def size_of(files: DenseFiles, options: DenseOptions) -> Size:
     """What it takes beside the encoder's weights."""
     return Size(
-        token_bytes=activation_bytes_per_token(files.model, options.dtype),
+        token_bytes=activation_bytes_per_token(files.model, options),
         head_bytes=head_bytes(files.head, files.model.hidden_size),
     )

@@ -47,4 +47,4 @@ def capabilities_of(files: EntityFiles) -> Capabilities:
 def size_of(files: EntityFiles, options: EntityOptions) -> Size:
     """What it takes beside its weights: logits and scores of every token, in float32."""
     scores = 2 * 4 * len(files.tags)
-    return Size(token_bytes=activation_bytes_per_token(files.model, options.dtype) + scores)
+    return Size(token_bytes=activation_bytes_per_token(files.model, options) + scores)

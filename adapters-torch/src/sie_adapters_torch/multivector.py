@@ -54,6 +54,6 @@ def size_of(files: MultivectorFiles, options: MultivectorOptions) -> Size:
     widest = max([files.model.hidden_size, *(step.outputs for step in files.head)])
     return Size(
         # The head works in float32: what goes into a step and what comes out of it.
-        token_bytes=activation_bytes_per_token(files.model, options.dtype) + 2 * 4 * widest,
+        token_bytes=activation_bytes_per_token(files.model, options) + 2 * 4 * widest,
         head_bytes=head_bytes(files.head, files.model.hidden_size),
     )

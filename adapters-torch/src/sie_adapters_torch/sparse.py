@@ -56,7 +56,7 @@ def capabilities_of(files: SparseFiles) -> Capabilities:
 
 def size_of(files: SparseFiles, options: SparseOptions) -> Size:
     """What it takes beside its weights: logits, and what they are pooled to, which is no more than they are."""
-    token = activation_bytes_per_token(files.model, options.dtype)
+    token = activation_bytes_per_token(files.model, options)
     # The head's features, their activation and their norm, while the encoder's own activations are gone.
     features = 4 * 4 * files.model.hidden_size
     return Size(token_bytes=max(token, features), fixed_bytes=2 * max(LOGIT_BYTES, 4 * files.vocabulary))
