@@ -125,6 +125,14 @@ def test_a_model_that_names_no_labels_has_two(load: Any, make: Any, tmp_path: Pa
     assert_same(ours, theirs(folder, TEXTS))
 
 
+@pytest.mark.parametrize("count", [0, -1, 10**9])
+def test_numbers_of_labels_that_cannot_be(load: Any, make: Any, tiny: Path, copy_of: Any, count: int) -> None:
+    broken = copy_of(tiny)
+    make.edit_json(broken / "config.json", id2label=None, label2id=None, num_labels=count)
+    with pytest.raises(ModelSourceInvalid, match="num_labels"):
+        load(broken, adapter="torch-classifier")
+
+
 def test_top_k(load: Any, tiny: Path) -> None:
     every = classes(classifier(load, tiny), TEXTS)
     best = [each[:2] for each in every]

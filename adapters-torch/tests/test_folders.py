@@ -40,6 +40,20 @@ def drop_a_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def fill_with_nan(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: tensor * float("nan") for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def more_words(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"word{number}": len(vocabulary) + number for number in range(1000)}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
 def be_a_folder(file: Path) -> None:
     file.unlink()
     file.mkdir()
@@ -67,6 +81,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "more layers than the checkpoint": (edit("config.json", num_hidden_layers=3), "lacks"),
     "fewer layers than the checkpoint": (edit("config.json", num_hidden_layers=1), "leaves out layers"),
     "other sizes than the checkpoint": (edit("config.json", hidden_size=64), "don't fit"),
+    "no width": (edit("config.json", hidden_size=0), "ZeroDivisionError"),
+    "no heads": (edit("config.json", num_attention_heads=0), "ZeroDivisionError"),
+    "filling that is in no vocabulary": (edit("config.json", pad_token_id=1000), "Padding_idx"),
+    "layers without end": (edit("config.json", num_hidden_layers=10**7), "num_hidden_layers"),
+    "weights that are no numbers": (fill_with_nan, "not finite"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
     "empty weights": (lambda folder: truncate(folder / "model.safetensors", 0), "truncated"),
     "weights cut inside the header": (lambda folder: truncate(folder / "model.safetensors", 60), "truncated"),
@@ -75,6 +94,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "weights can't be read": (lambda folder: be_a_folder(folder / "model.safetensors"), "can't be read"),
     "a tensor is missing": (drop_a_tensor, "encoder.layer.1.intermediate.dense.weight"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
+    "tokenizer of another model": (more_words, "of another model"),
     "tokenizer is no JSON": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer"),
 }
 
@@ -280,7 +300,9 @@ def test_describe_needs_no_weights_to_be_read(make: Any, tiny_bert: Path, tmp_pa
     known = adapter.describe(make.spec(tiny_bert))
     assert known is not None
     assert (known.dims, known.max_sequence_length, known.matryoshka) == ({"dense": 32}, 32, ())
-    assert adapter.describe(make.spec(tmp_path / "nowhere")) is None
+    with pytest.raises(ModelSourceNotFound, match="there is no folder"):  # `sie check` shows it
+        adapter.describe(make.spec(tmp_path / "nowhere"))
     shutil.copytree(tiny_bert, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{")
-    assert adapter.describe(make.spec(tmp_path / "broken")) is None
+    with pytest.raises(ModelSourceInvalid, match=r"config\.json"):
+        adapter.describe(make.spec(tmp_path / "broken"))

@@ -457,6 +457,26 @@ def test_images_of_another_size_are_found_when_the_model_is_loaded(
     assert "image" in refused_model(opened, wrong)
 
 
+@pytest.mark.parametrize("edge", [10_000, 10**6])
+@pytest.mark.parametrize("what", ["square", "edge", "crop"])
+def test_images_without_end_are_found_before_one_is_made(
+    opened: Any, folder: Path, copy_of: Any, make: Any, what: str, edge: int
+) -> None:
+    square = {"height": edge, "width": edge}
+    wrong = {"square": {"size": square}, "edge": {"size": {"shortest_edge": edge}}, "crop": {"crop_size": square}}
+    broken = copy_of(folder)
+    make.edit_json(broken / "preprocessor_config.json", do_center_crop=True, **wrong[what])
+    assert "max_pixels" in refused_model(opened, broken)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("wrong", [{"image_std": [0, 0, 0]}, {"rescale_factor": 1e300}])
+def test_pixels_that_are_no_numbers(opened: Any, folder: Path, copy_of: Any, make: Any, wrong: dict[str, Any]) -> None:
+    broken = copy_of(folder)
+    make.edit_json(broken / "preprocessor_config.json", **wrong)
+    assert "not finite" in refused_model(opened, broken)
+
+
 def test_a_tokenizer_without_the_end_that_clip_reads(opened: Any, dual_encoders: dict[str, Path], copy_of: Any) -> None:
     folder = copy_of(dual_encoders["clip"])
     config = json.loads((folder / "config.json").read_text())

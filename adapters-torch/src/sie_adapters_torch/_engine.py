@@ -103,13 +103,15 @@ class TorchEngine(OffloadsTensors, BatchEngine):
         return np.concatenate([np.zeros(0, np.float32), *(np.ravel(each) for each in figures)])
 
     def disagreement(self, output: Output) -> str | None:
-        """How the sample differs from what the files promise, if it does: dimensions by default."""
+        """How the sample differs from what the files promise, if it does: vectors' dimensions by default."""
         if not isinstance(output, EncodeOutput):
             return None
         for name in ("dense", "multivector"):
             vectors, promised = getattr(output, name), self.capabilities.dims.get(name)
             if vectors is not None and promised is not None and vectors.shape[-1] != promised:
                 return f"its files promise {promised} dimensions, not {vectors.shape[-1]}"
+            if vectors is not None and not np.isfinite(vectors).all():
+                return "its vectors are not finite"
         return None
 
     # --- lifecycle ---------------------------------------------------------------------------------

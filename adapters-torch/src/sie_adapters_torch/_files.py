@@ -99,6 +99,10 @@ def inside(folder: Path, name: object, file: Path) -> Path:
     return folder / path
 
 
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_MOST_LAYERS = 2000  # making them comes before reading them, and would fill the memory
+
+
 # --- the transformers part -------------------------------------------------------------------------
 
 
@@ -110,6 +114,9 @@ def read_model(folder: Path, options: LoadOptions, *, weights_needed: bool = Tru
     if not isinstance(config.get("model_type"), str):
         # Some releases of transformers would then guess from the folder's name.
         raise ModelSourceInvalid(f"{folder / 'config.json'} names no model_type")
+    for key in _LAYERS:
+        if isinstance(config.get(key), int) and config[key] > _MOST_LAYERS:
+            raise ModelSourceInvalid(f"{folder / 'config.json'}: {key} is {config[key]}, which no model has")
     weights, pickled = read_weights(folder, options, needed=weights_needed)
     return ModelFiles(folder, config, weights, pickled, _max_length(folder, config))
 

@@ -30,7 +30,7 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._image_text_files import ImageTextFiles
 from sie_adapters_torch._image_text_tokens import TextSide, load_text_side
 from sie_adapters_torch._options import ImageTextOptions, options_of
-from sie_adapters_torch._pictures import Sizes, pixels, require_pillow
+from sie_adapters_torch._pictures import Sizes, largest, pixels, require_pillow
 from sie_adapters_torch._request import check_request, check_size, no_lora
 from sie_adapters_torch._torch import DTYPES, out_of_memory
 from sie_adapters_torch._weights import load_model
@@ -84,7 +84,7 @@ def _load_processor(files: ModelFiles, options: ImageTextOptions) -> Any:
     new = int(transformers.__version__.partition(".")[0]) >= 5
     maker: Any = AutoImageProcessor
     try:
-        return maker.from_pretrained(
+        processor: Any = maker.from_pretrained(
             str(files.folder),
             local_files_only=True,
             trust_remote_code=options.trust_remote_code,
@@ -97,6 +97,12 @@ def _load_processor(files: ModelFiles, options: ImageTextOptions) -> Any:
         raise ModelSourceInvalid(
             f"{files.folder}: the image processor (preprocessor_config.json) can't be loaded: {text[0] if text else ''}"
         ) from error
+    if largest(processor) > options.max_pixels:
+        raise ModelSourceInvalid(
+            f"{files.folder / 'preprocessor_config.json'} makes {largest(processor)} pixels of an image, and "
+            f"{options.max_pixels} is the most (max_pixels)"
+        )
+    return processor
 
 
 class ImageTextEngine(TorchEngine):

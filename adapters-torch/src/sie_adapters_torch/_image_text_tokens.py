@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
-from sie_core import Item, MissingDependency, ModelSourceInvalid
+from sie_core import InvalidInput, Item, MissingDependency, ModelSourceInvalid
 
 from sie_adapters_torch._files import read_object
 from sie_adapters_torch._image_text_files import ImageTextFiles
@@ -63,7 +63,12 @@ def load_text_side(files: ImageTextFiles, options: ImageTextOptions, config: Any
         masked = "attention_mask" in tokeniser.inputs
         return TextSide(tokeniser, tokeniser.pad_id, files.limit, left=tokeniser.pads_left, masked=masked)
     eos_id = config.text_config.eos_token_id
-    (sample,) = tokeniser([Item(text="a photo")], prompt="", truncate=True)
+    try:
+        (sample,) = tokeniser([Item(text="a photo")], prompt="", truncate=True)
+    except InvalidInput as error:
+        raise ModelSourceInvalid(
+            f"{files.model.folder}: the model can't read its tokenizer's words: {error}"
+        ) from error
     # A 2 is a slip of early files, for which transformers reads the highest id.
     if eos_id not in sample.ids and eos_id != 2:
         raise ModelSourceInvalid(

@@ -9,6 +9,7 @@ from sie_adapters_torch._files import ModelFiles
 __all__ = ["check_head", "counted_head", "read_labels"]
 
 _DEFAULT = 2  # what transformers takes where a configuration says nothing
+_MOST = 1_000_000  # a slip in a file shall not fill the memory
 
 
 def read_labels(files: ModelFiles) -> tuple[str, ...]:
@@ -16,6 +17,8 @@ def read_labels(files: ModelFiles) -> tuple[str, ...]:
     named, counted = files.config.get("id2label"), files.config.get("num_labels")
     if named is None:
         count = counted if isinstance(counted, int) and not isinstance(counted, bool) else _DEFAULT
+        if not 0 < count <= _MOST:
+            raise ModelSourceInvalid(f"{files.folder / 'config.json'}: num_labels is {count}")
         return tuple(f"LABEL_{index}" for index in range(count))
     try:
         labels = {int(index): label for index, label in named.items()}

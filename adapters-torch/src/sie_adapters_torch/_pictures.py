@@ -18,7 +18,7 @@ from sie_core import InvalidInput, MissingDependency
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["FORMATS", "Sizes", "pixels", "require_pillow"]
+__all__ = ["FORMATS", "Sizes", "largest", "pixels", "require_pillow"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -88,6 +88,16 @@ def _said(size: Any, *names: str) -> int | None:
         if value:
             return int(value)
     return None
+
+
+def largest(processor: Any) -> int:
+    """Pixels that the processor of a model makes of a square image, on the way or in the end."""
+    found = 0
+    for does, name in (("do_resize", "size"), ("do_center_crop", "crop_size")):
+        size = getattr(processor, name, None) if getattr(processor, does, False) else None
+        edge, height, width = (_said(size, *names) or 0 for names in _KEYS[:3])
+        found = max(found, edge * edge, height * width)
+    return found
 
 
 def require_pillow() -> None:

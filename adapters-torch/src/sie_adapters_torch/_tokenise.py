@@ -93,7 +93,7 @@ class Tokeniser:
         backend: Any = Tokenizer.from_str(wrapper.backend_tokenizer.to_str()) if fast else PythonTokenizer(wrapper)
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         vocabulary = int(getattr(text_config, "vocab_size", 0) or backend.get_vocab_size())
-        if backend.get_vocab_size() < vocabulary // 2:
+        if not vocabulary // 2 <= backend.get_vocab_size() <= 2 * vocabulary:
             # transformers makes a tokenizer of special tokens alone where the vocabulary is missing.
             raise ModelSourceInvalid(
                 f"{files.folder}: the tokenizer knows {backend.get_vocab_size()} words and the model {vocabulary}: "

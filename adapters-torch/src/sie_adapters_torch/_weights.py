@@ -31,6 +31,9 @@ _HEADS: dict[HeadKind, tuple[str, str]] = {
     "token_classification": ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "AutoModelForTokenClassification"),
 }
 
+# What transformers and torch stumble into over numbers and names that can't be.
+_ODD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
+
 # Encoder-decoders of which an embedding model is the encoder half.
 _ENCODER_HALF = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
@@ -44,7 +47,7 @@ def load_config(files: ModelFiles, options: LoadOptions) -> Any:
         return AutoConfig.from_pretrained(
             str(files.folder), local_files_only=True, trust_remote_code=options.trust_remote_code
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*_ODD, OSError) as error:
         if own_code and not options.trust_remote_code:
             raise UnsafeSource(
                 f"{files.folder} comes with its own Python code; set trust_remote_code: true to run it"
@@ -84,7 +87,7 @@ def load_model(files: ModelFiles, options: LoadOptions, head: HeadKind | None = 
         raise MissingDependency(f"{files.folder}: {_first_line(error)}") from error
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (*_ODD, OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
             raise
         raise ModelSourceInvalid(
