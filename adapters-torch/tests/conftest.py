@@ -351,6 +351,22 @@ def encode(engine: BatchEngine, texts: Sequence[str | Sequence[int]], **params: 
     return [output for output in outputs if isinstance(output, EncodeOutput)]
 
 
+def peak(run: Callable[[], object]) -> int:
+    """Bytes that the CPU's allocator had given out at most, beyond those at the start."""
+    import torch
+
+    run()  # what is made once is not of a batch
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    kineto: Any = profile.profiler
+    events = [event for event in kineto.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
 def edit_json(file: Path, **changes: Any) -> None:
     """Change keys of a JSON object in place; ``None`` removes one."""
     content = {**json.loads(file.read_text()), **changes}
@@ -372,6 +388,7 @@ def make() -> Any:
         embed = staticmethod(embed)
         encode = staticmethod(encode)
         edit_json = staticmethod(edit_json)
+        peak = staticmethod(peak)
         events = Events
         reserve = AdmissionReserve
 

@@ -400,28 +400,24 @@ def test_what_is_held_was_reserved(opened: Any, make: Any, folder: Path, dtype: 
     assert held <= answer.ranks[0].min_bytes < held + 128 * 1024
 
 
-def test_what_a_text_takes_was_reserved(opened: Any, folder: Path) -> None:
-    """Nothing that a batch makes is larger than all of it was said to be."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_texts_take_was_reserved(opened: Any, make: Any, folder: Path, dtype: str) -> None:
+    engine, options = opened(folder, dtype=dtype), GlinerOptions(dtype=dtype)  # type: ignore[arg-type]
+    files = GlinerAdapter().read(folder, options, weights_needed=True)
+    for labels, text in ((1, "fox"), (10, "the red fox runs over a blue house " * 3)):
+        prepared = engine.prepare(asking([text] * 16, [f"place {n}" for n in range(labels)], threshold=0.0))
+        each = work_bytes(files, options, prepared[0].tokens, len(text.split()), labels)
+        assert 0 < make.peak(lambda prepared=prepared: engine.run(prepared)) <= 16 * each + 65536
 
-    engine, largest = opened(folder), 0
 
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            for each in result if isinstance(result, tuple | list) else [result]:
-                if hasattr(each, "untyped_storage"):
-                    largest = max(largest, each.untyped_storage().nbytes())
-            return result
-
-    held = engine.memory().devices["cpu"]
-    labels = [f"place {n}" for n in range(10)]
-    prepared = engine.prepare(asking(["the red fox runs over a blue house " * 3], labels, threshold=0.0))
-    with Sizes():
-        engine.run(prepared)
-    files = GlinerAdapter().read(folder, GlinerOptions(), weights_needed=True)
-    assert 0 < largest < max(work_bytes(files, GlinerOptions(), prepared[0].tokens, 24, 10), held)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_texts_take_with_relative_positions(opened: Any, make: Any, tmp_path: Path, dtype: str) -> None:
+    folder = save_gliner(make, tmp_path, "span", "deberta-v2")
+    engine, options = opened(folder, dtype=dtype), GlinerOptions(dtype=dtype)  # type: ignore[arg-type]
+    files = GlinerAdapter().files(make.spec(folder, "torch-gliner"))
+    prepared = engine.prepare(asking(["fox"] * 64, ["dog"]))
+    each = work_bytes(files, options, prepared[0].tokens, 1, 1)
+    assert 0 < make.peak(lambda: engine.run(prepared)) <= 64 * each + 65536
 
 
 def test_describes_itself_without_loading(make: Any, folder: Path, opened: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import pytest
-import torch
 from sie_adapters_torch._backbone import split_by_length
 from sie_core import BatchEngine, BatchRequest, DeviceView, Item, ModelSpec, RequestParams, Task
 
@@ -31,20 +30,6 @@ def headroom(make: Any, model: ModelSpec) -> int:
     return found
 
 
-def peak(run: Callable[[], object]) -> int:
-    """Bytes that the CPU's allocator had given out at most, beyond those at the start."""
-    run()  # what is made once is not of a batch
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        run()
-    kineto: Any = profile.profiler
-    events = [event for event in kineto.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
-
-
 def runner(engine: BatchEngine, words: int, count: int) -> Callable[[], object]:
     """Texts of nearly one length, so that they are padded."""
     items = [Item(text="fox " * (words - index % 2)) for index in range(count)]
@@ -60,7 +45,7 @@ def check(load: Any, make: Any, folder: Path, adapter: str = "torch-dense", **op
     model = attrs.evolve(make.spec(folder, adapter, threads=1, **options), batch_tokens=TOKENS)
     engine, reserved = load(model), headroom(make, model)
     for words, count in ((LONGEST - 6, TOKENS // LONGEST), (LONGEST - 6, 1), (3, TOKENS // 8)):
-        most = peak(runner(engine, words, count))
+        most = make.peak(runner(engine, words, count))
         assert 0 < most <= reserved, f"{count} texts of {words} words"
 
 

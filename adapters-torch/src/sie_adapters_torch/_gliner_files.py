@@ -27,14 +27,15 @@ _USUAL_OF = {"deberta-v2": (1536, 6144, 24), "modernbert": (768, 1152, 12)}
 class Encoder:
     """A transformer: vectors of ``hidden`` numbers a token, widened to ``wide``; ``heads`` of attention.
 
-    ``copies``: tables of length x length that attention holds for each head. ``positions``: tokens that it has
-    positions for; ``None``: any number.
+    ``copies``: tables of length x length that attention holds for each head, in float32. ``relative``: whether it has
+    DeBERTa's relative positions. ``positions``: tokens that it has positions for; ``None``: any number.
     """
 
     hidden: int
     wide: int
     heads: int
     copies: int
+    relative: bool
     positions: int | None
 
 
@@ -121,6 +122,7 @@ def encoder_of(config: Mapping[str, Any]) -> Encoder:
         heads=said("num_attention_heads", "num_heads", "n_heads", usual=heads),
         # DeBERTa has no fused kernel: scores of content, two of positions, and the softmax.
         copies=4 if kind.startswith("deberta") else 2 if relative else 1,
+        relative=kind.startswith("deberta"),
         positions=positions,
     )
 

@@ -26,7 +26,16 @@ from sie_adapters_torch._dense_files import HeadStep
 from sie_adapters_torch._files import ModelFiles, positions_of
 from sie_adapters_torch._options import LoadOptions
 
-__all__ = ["FEWEST_TOKENS", "Size", "activation_bytes_per_token", "head_bytes", "pool_name", "reserve", "weight_bytes"]
+__all__ = [
+    "FEWEST_TOKENS",
+    "Size",
+    "activation_bytes_per_token",
+    "head_bytes",
+    "pool_name",
+    "relative_bytes",
+    "reserve",
+    "weight_bytes",
+]
 
 CUDA_CONTEXT = 512 * 1024 * 1024
 CUDA_WORKSPACE = 32 * 1024 * 1024  # cuBLAS takes this much on its first call on current GPUs
@@ -97,11 +106,17 @@ def activation_bytes_per_token(files: ModelFiles, options: LoadOptions) -> int:
     token = 8 * hidden * item + 3 * 8 + 4 * hidden
     if kind == "modernbert":
         token += 2 * longest  # its two masks, which all layers share
-    if kind.startswith("deberta"):
-        # Each text has a copy of the vectors of relative positions, and each token a product with all of them.
-        token += 2 * heads * _RELATIVE * 4
-        attention = max(attention, 3 * _RELATIVE * hidden * item // FEWEST_TOKENS[kind])
+    if kind in FEWEST_TOKENS:
+        each_text, each_token = relative_bytes(hidden, heads, item)
+        token += each_token
+        attention = max(attention, each_text // FEWEST_TOKENS[kind])
     return token + max(3 * wide * item, attention)
+
+
+def relative_bytes(hidden: int, heads: int, item: int) -> tuple[int, int]:
+    """What DeBERTa takes for a text, and what for a token, because of relative positions: a text has copies of their
+    vectors, and a token products with all of them."""
+    return 3 * _RELATIVE * hidden * item, 2 * heads * _RELATIVE * 4
 
 
 FEWEST_TOKENS = {"deberta": 64, "deberta-v2": 64}

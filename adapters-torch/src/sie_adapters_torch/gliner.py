@@ -23,7 +23,7 @@ from sie_adapters_torch._checkpoint import DTYPE_BYTES
 from sie_adapters_torch._files import read_object
 from sie_adapters_torch._gliner_files import GlinerFiles, check_code, encoder_of, read_gliner
 from sie_adapters_torch._options import GlinerOptions, options_of
-from sie_adapters_torch._reserve import Size
+from sie_adapters_torch._reserve import Size, relative_bytes
 from sie_adapters_torch._source import Want, find_folder
 
 __all__ = ["LABEL_TOKENS", "WORK_BYTES", "GlinerAdapter", "GlinerOptions", "work_bytes"]
@@ -107,12 +107,18 @@ def work_bytes(files: GlinerFiles, options: GlinerOptions, tokens: int, words: i
     """Bytes that one text takes while it runs: the encoder's, those of the spans of its words, and their scores."""
     item = DTYPE_BYTES[options.dtype]
     encoder = encoder_of(files.model.config)
-    attention = encoder.heads * encoder.copies * tokens * tokens * item
-    spans = words * (files.width if files.spans else 3)
-    # A span's two ends, beside each other, widened four times, and what becomes of them; each score four times.
-    return (
-        tokens * _activations(files.model.config, item) + attention + spans * (10 * files.hidden * item + 16 * labels)
-    )
+    attention = encoder.heads * encoder.copies * tokens * tokens * 4
+    if encoder.relative:
+        each_text, each_token = relative_bytes(encoder.hidden, encoder.heads, item)
+        attention += each_text + each_token * tokens
+    item_bytes = files.hidden * item
+    if files.spans:
+        # A span's two ends, beside each other, widened four times, and what becomes of them; each score four times.
+        scores = words * files.width * (10 * item_bytes + 16 * labels)
+    else:
+        # Each word beside each label and their product, widened four times, before and after an activation function.
+        scores = words * 10 * item_bytes + words * labels * (11 * item_bytes + 3 * 16)
+    return tokens * _activations(files.model.config, item) + attention + scores
 
 
 def _activations(config: Any, item: int) -> int:
