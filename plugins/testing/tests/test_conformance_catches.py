@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HEAD = """
-import numpy as np, pytest
+import numpy as np, pytest, threading
 from attrs import evolve
 from sie_core import *
 from sie_testing import AdapterConformance, FakeAdapter, FakeEngine, FakeOptions, plugin
@@ -43,6 +43,14 @@ FLAWS = {
     "does_not_depend_on_the_batch": (
         "def run(self, batch):\n"
         "        return [evolve(o, dense=o.dense + np.float32(len(batch))) for o in super().run(batch)]",
+        "",
+        "",
+    ),
+    "prepare_is_safe_on_many_threads": (
+        "def prepare(self, request):\n"
+        "        self.kept = request\n"
+        "        threading.Event().wait(0.005)\n"
+        "        return super().prepare(self.kept)",
         "",
         "",
     ),

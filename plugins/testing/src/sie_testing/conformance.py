@@ -181,15 +181,21 @@ class AdapterConformance(LifecycleConformance):
             assert difference(output, expected) <= tolerance
 
     def test_prepare_is_safe_on_many_threads_while_a_batch_runs(
-        self, engine: BatchEngine, asking: Asking, texts: Sequence[str]
+        self, engine: BatchEngine, asking: Asking, texts: Sequence[str], tolerance: float
     ) -> None:
-        request = asking.request(engine, [Item(text=text) for text in texts])
-        expected = [one.tokens for one in engine.prepare(request)]
+        """Each thread with texts of its own, and what they prepared is run to see that it is theirs."""
+        requests = [asking.request(engine, [Item(text=text)]) for text in texts]
+        alone = [asking.run(engine, [text])[0] for text in texts]
         with ThreadPoolExecutor(8) as pool:
-            runs = pool.submit(lambda: [engine.run(engine.prepare(request)) for _ in range(3)])
-            counted = [pool.submit(lambda: [one.tokens for one in engine.prepare(request)]) for _ in range(32)]
-            assert all(future.result() == expected for future in counted)
+            whole = asking.request(engine, [Item(text=text) for text in texts])
+            runs = pool.submit(lambda: [engine.run(engine.prepare(whole)) for _ in range(3)])
+            prepared = [pool.submit(engine.prepare, requests[number % len(texts)]) for number in range(32)]
+            found = [one for future in prepared for one in future.result()]
             assert all(len(outputs) == len(texts) for outputs in runs.result())
+        for number, output in enumerate(engine.run(found)):
+            expected = alone[number % len(texts)]
+            assert output.tokens == expected.tokens
+            assert difference(output, expected) <= tolerance
 
     # --- errors ---
 
