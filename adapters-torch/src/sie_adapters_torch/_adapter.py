@@ -27,7 +27,7 @@ from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._openmp import calm_openmp
 from sie_adapters_torch._options import LoadOptions, options_of
 from sie_adapters_torch._reserve import Size, reserve, weight_bytes
-from sie_adapters_torch._source import Want, find_folder, hub_entries
+from sie_adapters_torch._source import NotCached, Want, find_folder, hub_entries
 
 __all__ = ["HasModel", "TorchAdapter"]
 
@@ -76,10 +76,15 @@ class TorchAdapter(Adapter, Generic[F]):
         return self.build(model, self.files(model), ctx, events)
 
     def describe(self, model: ModelSpec) -> Capabilities | None:
+        """Raises LoadError: what a load would fail with, as far as that shows on this machine."""
         try:
             files = self.files(model, "cached")
-        except LoadError:
+        except NotCached:
             return None
+        except LoadError:
+            if model.source is None or model.source.kind != "hf":
+                raise
+            return None  # what is cached is not all: the rest is fetched when it is loaded
         return self.capabilities(files)
 
     def reserve(self, model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve:

@@ -15,6 +15,7 @@ from typing import Literal
 from sie_core import (
     EngineStartError,
     GatedModel,
+    LoadError,
     MissingDependency,
     ModelSourceInvalid,
     ModelSourceNotFound,
@@ -24,7 +25,7 @@ from sie_core import (
     locate,
 )
 
-__all__ = ["LORA_CONFIG", "LORA_PICKLE", "LORA_WEIGHTS", "Want", "find_folder", "find_lora", "hub_entries"]
+__all__ = ["LORA_CONFIG", "LORA_PICKLE", "LORA_WEIGHTS", "NotCached", "Want", "find_folder", "find_lora", "hub_entries"]
 
 Want = Literal["cached", "files", "all"]
 """``cached``: only what is on this machine; ``files``: all but the weights; ``all``."""
@@ -38,6 +39,10 @@ LORA_CONFIG, LORA_WEIGHTS, LORA_PICKLE = "adapter_config.json", "adapter_model.s
 _SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "gguf/*", "original/*", "*.onnx", "*.msgpack", "*.h5")
 
 
+class NotCached(EngineStartError):
+    """Only what is on this machine was wanted, and it would have to be fetched."""
+
+
 def find_folder(
     model: ModelSpec, want: Want = "all", *, allow_pickle: bool = False, trust_remote_code: bool = False
 ) -> Path:
@@ -46,6 +51,7 @@ def find_folder(
     Raises:
         ModelSourceNotFound, GatedModel, ModelSourceInvalid, MissingDependency: for good.
         EngineStartError: the hub could not be reached; a later try may succeed.
+        NotCached: of a source on the hub where ``cached`` is wanted, and nothing else then.
     """
     if model.source is None:
         raise ModelSourceNotFound(f"model {model.name!r} has no source: give it package:, path: or hf:")
@@ -63,6 +69,15 @@ def find_lora(source: Source, *, allow_pickle: bool = False) -> Path:
 def _folder(source: Source, wanted: list[str], *, only_cached: bool = False) -> Path:
     if source.kind != "hf":
         return _on_this_machine(source)
+    try:
+        return _from_hub(source, wanted, only_cached=only_cached)
+    except LoadError as error:
+        if only_cached:
+            raise NotCached(error.message) from error
+        raise
+
+
+def _from_hub(source: Source, wanted: list[str], *, only_cached: bool) -> Path:
     with _hub_errors(source):
         from huggingface_hub import snapshot_download
 
@@ -131,9 +146,14 @@ def _hub_errors(source: Source) -> Iterator[None]:
             raise ModelSourceNotFound(
                 f"{source} is not in the local cache, and downloads are off (HF_HUB_OFFLINE)"
             ) from error
-        raise EngineStartError(f"{source}: the hub could not be reached: {error}") from error
+        raise EngineStartError(f"{source}: the hub could not be reached: {_in_line(error)}") from error
     except OSError as error:  # the client's other errors are OSErrors too: connections, status codes, a full disk
-        raise EngineStartError(f"{source}: the download failed: {error}") from error
+        raise EngineStartError(f"{source}: the download failed: {_in_line(error)}") from error
+
+
+def _in_line(error: Exception) -> str:
+    """The client's message, which may have several lines, as a part of a sentence."""
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _offline() -> bool:

@@ -249,7 +249,11 @@ class Adapter:
         raise NotImplementedError
 
     def describe(self, model: ModelSpec) -> Capabilities | None:
-        """What the model can do, read cheaply from its files without loading it; ``None`` if that is not known."""
+        """What the model can do, read cheaply from its files without loading it; ``None`` if that is not known.
+
+        Raises LoadError for what a load would fail with in any case, such as a folder that does not exist: `sie check`
+        shows it. Files that are still to be fetched are no error.
+        """
         return None
 
     def default_models(self) -> Sequence[DefaultModel]:
