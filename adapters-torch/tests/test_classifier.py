@@ -125,6 +125,21 @@ def test_a_model_that_names_no_labels_has_two(load: Any, make: Any, tmp_path: Pa
     assert_same(ours, theirs(folder, TEXTS))
 
 
+def test_long_texts_with_many_labels_are_refused(load: Any, make: Any, tmp_path: Path) -> None:
+    """Every label is read with the whole text: ids alone would fill the memory."""
+    folder = save_classifier(make, tmp_path / "long", labels=NLI, limit=4096, max_position_embeddings=4096)
+    engine = load(folder, adapter="torch-classifier")
+
+    def request(labels: int) -> BatchRequest:
+        items = [Item(text="fox"), Item(text="red " * 2000)]
+        return BatchRequest(Task.EXTRACT, items, RequestParams(), labels=tuple(map(str, range(labels))))
+
+    assert len(engine.prepare(request(400))) == 2
+    with pytest.raises(InvalidInput, match="fewer labels") as caught:
+        engine.prepare(request(500))
+    assert caught.value.index == 1
+
+
 @pytest.mark.parametrize("count", [0, -1, 10**9])
 def test_numbers_of_labels_that_cannot_be(load: Any, make: Any, tiny: Path, copy_of: Any, count: int) -> None:
     broken = copy_of(tiny)

@@ -130,7 +130,6 @@ async def test_labels_and_templates_have_limits(serve: Serve) -> None:
     template = "{} " + "a " * 3000
     async with serve() as (http, _):
         replies = [
-            await http.post("/v1/extract/judge", json={"items": [{"text": "fox"}] * 51, "params": {"labels": labels}}),
             await http.post(
                 "/v1/extract/judge",
                 json={
@@ -144,13 +143,10 @@ async def test_labels_and_templates_have_limits(serve: Serve) -> None:
             ),
         ]
         one = await asked(http, "/v1/extract/judge", items=[{"text": "fox"}], params={"labels": labels})
-    assert [reply.status_code for reply in replies] == [400] * 4
+    assert [reply.status_code for reply in replies] == [400] * 3
     assert max(len(reply.content) for reply in replies) < 1000
-    said = [reply.json()["detail"] for reply in replies]
-    assert [detail["param"][:20] for detail in said] == [
-        "labels", "options.hypothesis_t", "labels", "options.xxxxxxxxxxxx"
-    ]  # fmt: skip
-    assert "51000 pairs" in said[0]["message"]
+    params = [reply.json()["detail"]["param"][:20] for reply in replies]
+    assert params == ["options.hypothesis_t", "labels", "options.xxxxxxxxxxxx"]
     assert len(one["items"][0]["classifications"]) == 1000
 
 

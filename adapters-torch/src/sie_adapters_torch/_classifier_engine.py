@@ -34,8 +34,8 @@ from sie_adapters_torch.classifier import capabilities_of, size_of
 
 __all__ = ["ClassifierEngine", "load_classifier"]
 
-_MAX_PAIRS = 50_000
-"""Pairs of a text and a label that a request may have: some hundred MB of ids in the models that read the most."""
+_MAX_TOKENS = 1_000_000
+"""Tokens that an item may come to with all of its labels: 8 MB of ids."""
 
 
 def load_classifier(
@@ -106,7 +106,6 @@ class ClassifierEngine(SeveralTexts):
             texts = self.tokenise(request.items, request.params, "")
             return [Several((Text(tokens, None),), wish) for tokens in texts]
         assert self._pairs is not None
-        _check_pairs(len(request.items), len(wish.hypotheses))
         truncate = self._given.truncate if request.params.truncate is None else request.params.truncate
         try:
             hypotheses = self._tokeniser.plain(wish.hypotheses)
@@ -114,11 +113,22 @@ class ClassifierEngine(SeveralTexts):
             raise InvalidInput(str(error), index=error.index, param="labels") from error
         found = []
         for index, premise in enumerate(self._premises(request)):
+            self._check_work(len(premise), hypotheses, index)
             texts = [
                 self._pairs(premise, said, index=index, truncate=truncate, cut="only_first") for said in hypotheses
             ]
             found.append(Several(tuple(Text(tokens, None) for tokens in texts), wish))
         return found
+
+    def _check_work(self, premise: int, hypotheses: Sequence[Sequence[int]], index: int) -> None:
+        length = premise + max(map(len, hypotheses))
+        tokens = min(length, self._tokeniser.limit or length) * len(hypotheses)
+        if tokens > _MAX_TOKENS:
+            raise InvalidInput(
+                f"read with each of {len(hypotheses)} labels, the text comes to {tokens} tokens, and {_MAX_TOKENS} is "
+                "the most: ask for fewer labels at a time",
+                index=index, param="labels",
+            )  # fmt: skip
 
     def _premises(self, request: BatchRequest) -> list[list[int]]:
         for index, item in enumerate(request.items):
@@ -154,15 +164,6 @@ class ClassifierEngine(SeveralTexts):
         if not alone:
             return _softmax(logits[:, self._files.entails])
         return _softmax(logits[:, [self._files.contradicts, self._files.entails]])[:, 1]
-
-
-def _check_pairs(texts: int, labels: int) -> None:
-    if texts * labels > _MAX_PAIRS:
-        raise InvalidInput(
-            f"each of {texts} texts is read with each of {labels} labels, which makes {texts * labels} pairs, and "
-            f"{_MAX_PAIRS} is the most: split the request",
-            param="labels",
-        )
 
 
 def _activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
