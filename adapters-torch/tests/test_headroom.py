@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from PIL import Image
 from sie_adapters_torch._backbone import split_by_length
 from sie_core import BatchEngine, BatchRequest, DeviceView, Item, ModelSpec, RequestParams, Task
 
@@ -66,6 +68,18 @@ def test_nor_does_one_of_relative_positions(load: Any, make: Any, tmp_path: Path
     settings = {"num_labels": 1, "pooler_hidden_size": SIZES["hidden_size"]}
     folder = save(make, tmp_path / "deberta", "deberta-v2", "AutoModelForSequenceClassification", **settings)
     check(load, make, folder, "torch-cross-encoder", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_nor_do_images(load: Any, make: Any, dual_encoders: dict[str, Path], kind: str, dtype: str) -> None:
+    model = attrs.evolve(make.spec(dual_encoders[kind], "torch-image-text", threads=1, dtype=dtype), batch_tokens=64)
+    engine, reserved = load(model), headroom(make, model)
+    file = BytesIO()
+    Image.new("RGB", (40, 30), "red").save(file, "PNG")
+    for items in ([Item(images=(file.getvalue(),))] * 32, [Item(text="a red fox")] * 32):
+        prepared = engine.prepare(BatchRequest(Task.ENCODE, items))
+        assert 0 < make.peak(lambda prepared=prepared: engine.run(prepared)) <= reserved
 
 
 def test_the_longest_text_is_reserved_for_even_where_a_batch_has_fewer_tokens(make: Any, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -546,29 +545,6 @@ def test_what_is_held_was_reserved(opened: Any, make: Any, folder: Path, dtype: 
     assert answer is not None
     held = opened(folder, dtype=dtype).memory().devices["cpu"]
     assert held <= answer.ranks[0].min_bytes < held + 128 * 1024
-
-
-def test_what_a_batch_takes_was_reserved(opened: Any, make: Any, folder: Path) -> None:
-    """The largest tensors of a batch of images, together."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    engine, model = opened(folder), make.spec(folder, "torch-image-text")
-    held = 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal held
-            result = function(*args, **(kwargs or {}))
-            if hasattr(result, "untyped_storage"):
-                held = max(held, result.untyped_storage().nbytes())
-            return result
-
-    items = [Item(images=(saved(picture(seed=n)),)) for n in range(8)]
-    with Sizes():
-        run(engine, items)
-    files = ImageTextAdapter().read(folder, ImageTextOptions(), weights_needed=True)
-    size = ImageTextAdapter().size(files, attrs.evolve(model.options))
-    assert 0 < held < 8 * files.patches * size.token_bytes
 
 
 # --- parked ------------------------------------------------------------------------------------------------
