@@ -124,6 +124,16 @@ async def test_errors_name_the_item_and_what_there_is(serve: Serve) -> None:
     assert "extract" in said[4]
 
 
+@pytest.mark.parametrize("model", ["tagger", "judge"])
+async def test_a_schema_is_not_passed_over(serve: Serve, model: str) -> None:
+    body = {"items": [{"text": "fox"}], "params": {"output_schema": {"type": "object"}}}
+    async with serve() as (http, _):
+        reply = await http.post(f"/v1/extract/{model}", json=body)
+        after = await http.post(f"/v1/extract/{model}", json={**body, "params": {"output_schema": None}})
+    assert (reply.status_code, reply.json()["detail"]["param"]) == (400, "output_schema")
+    assert after.status_code == 200
+
+
 async def test_labels_and_templates_have_limits(serve: Serve) -> None:
     """They are multiplied: a small request must not become gigabytes."""
     labels = [str(number) for number in range(1000)]

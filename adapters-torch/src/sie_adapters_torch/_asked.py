@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sie_core import InvalidInput, RequestParams, Unsupported
+from sie_core import BatchRequest, InvalidInput, RequestParams, Unsupported
 
-__all__ = ["asked", "boolean", "chosen", "count", "no_instruction", "number", "one_of", "template"]
+__all__ = ["asked", "boolean", "chosen", "count", "no_instruction", "no_schema", "number", "one_of", "template"]
 
 Check = Callable[[Any], Any]
 """Gives the value, or raises ValueError with what it should be."""
@@ -94,3 +94,9 @@ def no_instruction(model: str, params: RequestParams) -> None:
     """Raises Unsupported for an instruction, which the model can't be given."""
     if params.instruction is not None:
         raise Unsupported(f"{model} takes no instruction", param="instruction")
+
+
+def no_schema(model: str, request: BatchRequest) -> None:
+    """Raises Unsupported for a schema, by which the model can't extract."""
+    if request.output_schema is not None:
+        raise Unsupported(f"{model} takes no output_schema", param="output_schema")

@@ -20,7 +20,7 @@ from sie_core import (
     TransitionContext,
 )
 
-from sie_adapters_torch._asked import asked, boolean, chosen, count, no_instruction, one_of, template
+from sie_adapters_torch._asked import asked, boolean, chosen, count, no_instruction, no_schema, one_of, template
 from sie_adapters_torch._classifier_files import ClassifierFiles
 from sie_adapters_torch._engine import Parts, Step, bring_up
 from sie_adapters_torch._files import Prompts
@@ -86,6 +86,7 @@ class ClassifierEngine(SeveralTexts):
     def wish(self, request: BatchRequest) -> _Wish:
         super().wish(request)
         no_instruction(self._model.name, request.params)
+        no_schema(self._model.name, request)
         known: dict[str, Any] = {"activation": one_of(ACTIVATIONS), "top_k": count}
         given: dict[str, Any] = {"activation": self._files.activation, "top_k": self._given.top_k}
         if self._pairs is not None:

@@ -20,7 +20,7 @@ from sie_core import (
     TransitionContext,
 )
 
-from sie_adapters_torch._asked import asked, chosen, no_instruction, number, one_of
+from sie_adapters_torch._asked import asked, chosen, no_instruction, no_schema, number, one_of
 from sie_adapters_torch._engine import Parts, Step, bring_up
 from sie_adapters_torch._entities_files import EntityFiles
 from sie_adapters_torch._files import Prompts
@@ -99,6 +99,7 @@ class EntitiesEngine(SeveralTexts):
     def wish(self, request: BatchRequest) -> _Wish:
         super().wish(request)
         no_instruction(self._model.name, request.params)
+        no_schema(self._model.name, request)
         known = {"aggregation": one_of(AGGREGATIONS), "threshold": number}
         given: dict[str, Any] = {"aggregation": self._given.aggregation, "threshold": self._given.threshold}
         given |= asked(request.params, known)
