@@ -49,7 +49,7 @@ def test_a_good_file(sie: Sie, tmp_path: Path) -> None:
     file = tmp_path / "sie.yaml"
     file.write_text("models:\n  - {name: a, adapter: fake}\n", encoding="utf-8")
     done = sie("check", file)
-    assert (done.returncode, done.stdout) == (0, f"{file}: 1 model(s), no problem\n")
+    assert (done.returncode, done.stdout) == (0, f"{file}: 1 model, no problem\n")
     assert sie("check", cwd=tmp_path).returncode == 0
     assert json.loads(sie("check", file, "--json").stdout) == {
         "file": str(file),
@@ -87,6 +87,8 @@ def test_a_missing_adapter_is_exit_1_with_those_that_are_there(sie: Sie, tmp_pat
         "sie.yaml:2:5: models[0]: model 'a': no installed plugin offers the adapter 'toch-dense'"
     )
     assert "fake, fake-stream" in done.stdout
+    (tmp_path / "sie.yaml").write_text("models:\n  - {name: a, adapter: fake-steam}\n", encoding="utf-8")
+    assert "'fake-steam', did you mean fake-stream? (found: " in sie("check", cwd=tmp_path).stdout
     assert json.loads(sie("check", "--json", cwd=tmp_path).stdout)["ok"] is False
 
 

@@ -121,6 +121,7 @@ def test_the_greeting_says_where_what_and_how(serve: Any) -> None:
     shown = output.text
     assert "models    a, b/c" in shown
     assert "from      sie.yaml" in shown
+    assert f"sie ps --url {url} " in shown
     command = re.search(r"curl (\S+) -H 'Content-Type: application/json' \\\n +-d '(.*)'", shown)
     assert command is not None
     assert command[1] == f"{url}/v1/embeddings"

@@ -357,8 +357,14 @@ class MissingAdapter(LoadError):
     def __init__(self, adapter: str, *, found: Sequence[str] = ()) -> None:
         self.adapter = adapter
         self.found = tuple(found)
+        from difflib import get_close_matches
+
         there = ", ".join(found) if found else "none"
-        super().__init__(f"no installed plugin offers the adapter {adapter!r} (found: {there}); see `sie plugins`")
+        close = get_close_matches(adapter, found, n=1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        super().__init__(
+            f"no installed plugin offers the adapter {adapter!r}{hint} (found: {there}); see `sie plugins`"
+        )
 
 
 class NeverFits(LoadError):

@@ -125,8 +125,8 @@ BAD = [
     ("models: {}\n", ["1:1: models: expected a list of models, found a mapping"]),
     ("models:\n", ["1:1: models: expected a list of models, found nothing (null); write [] for none"]),
     ("models: [a]\n", ["1:10: models[0]: expected a model (name, adapter, source, ...), found the text 'a'"]),
-    ("models:\n- {adapter: x}\n", ["2:3: models[0].name: is missing: text"]),
-    ("models:\n- name: a\n", ["2:3: models[0].adapter: is missing: text"]),
+    ("models:\n- {adapter: x}\n", ["2:3: models[0].name: is missing; expected text"]),
+    ("models:\n- name: a\n", ["2:3: models[0].adapter: is missing; expected text"]),
     (
         "models:\n- {name: 1.5, adapter: x}\n",
         ["2:4: models[0].name: expected text, found the number 1.5; put it in quo"],

@@ -159,7 +159,7 @@ def test_paths_start_at_the_files_folder(write: Write, tmp_path: Path) -> None:
         ("{layers: [a]}", (4, 22, ".layers[0]", "expected a whole number, found the text 'a'")),
         ("{budget: 8G}", (4, 13, ".budget", "'8G' is read both ways")),
         ("{inner: {size: 0}}", (4, 21, ".inner.size", "'size' must be >= 1: 0")),
-        ("{inner: {}}", (4, 13, ".inner.size", "is missing: a whole number")),
+        ("{inner: {}}", (4, 13, ".inner.size", "is missing; expected a whole number")),
         ("{inner: {size: 1, sise: 2}}", (4, 30, ".inner.sise", "unknown key 'sise', did you mean size?")),
         ("{inner: {size: 1, children: [{size: 0}]}}", (4, 42, ".inner.children[0].size", "'size' must be >= 1: 0")),
         ("{by_name: {a: {size: x}}}", (4, 27, ".by_name.a.size", "expected a whole number, found the text 'x'")),

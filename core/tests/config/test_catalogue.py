@@ -79,7 +79,7 @@ notes: Small.
     ("text", "told"),
     [
         (GOOD.replace("adapter: fake", "adpter: fake"), ":3:1: adpter: unknown key 'adpter', did you mean adapter?"),
-        (GOOD.replace("adapter: fake\n", ""), ": adapter: is missing: text"),
+        (GOOD.replace("adapter: fake\n", ""), ": adapter: is missing; expected text"),
         (GOOD.replace("adapter: fake", "adapter: ''"), ":3:1: adapter: is empty"),
         (GOOD.replace("name: tiny", "name: other"), ":1:1: name: the file of 'other' must be called other.yaml"),
         (GOOD.replace("name: tiny", "name: a b"), ":1:1: name: the name 'a b' holds ' '"),

@@ -36,7 +36,7 @@ def call(name: str, summary: str, target: str, argv: Sequence[str], *, plugin: b
     A command is a plain function whose parameters are its arguments and options.
     """
     function = _imported(name, target) if plugin else _resolve(target)
-    from cyclopts import App, CycloptsError, Group
+    from cyclopts import App, CycloptsError, Group, MissingArgumentError
 
     manner = getattr(function, "__sie_command__", None)
     app = App(
@@ -55,8 +55,15 @@ def call(name: str, summary: str, target: str, argv: Sequence[str], *, plugin: b
         result = app(list(argv), exit_on_error=False, print_error=False, verbose=False, result_action="return_value")
     except CycloptsError as error:
         error.verbose = False
+        message = str(error).strip()
+        if (
+            isinstance(error, MissingArgumentError)
+            and error.argument is not None
+            and not error.argument.name.startswith("-")
+        ):
+            message = f"{error.argument.name} is missing"
         raise CommandError(
-            str(error).strip(), exit_code=Exit.USAGE, code="USAGE", hint=f"`sie {name} --help` shows how it goes"
+            message, exit_code=Exit.USAGE, code="USAGE", hint=f"`sie {name} --help` shows how it goes"
         ) from error
     return result if isinstance(result, int) else Exit.OK
 

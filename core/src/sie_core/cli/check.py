@@ -60,7 +60,8 @@ def check(
         for problem in problems:
             print(printable(problem, newlines=True))
         if code == Exit.OK and config is not None:
-            print(printable(f"{name}: {len(config.models)} model(s), no problem"))
+            count = len(config.models)
+            print(printable(f"{name}: {count} {'model' if count == 1 else 'models'}, no problem"))
     return code
 
 

@@ -149,6 +149,8 @@ def _refused(response: httpx.Response, body: Mapping[str, Any]) -> CommandError:
         hint = "put the key into SIE_API_KEY"
     elif response.status_code == 403:
         hint = "this needs a key with the admin role in SIE_API_KEY"
+    elif code == "MODEL_NOT_FOUND":
+        hint = "`sie models` lists those that are"
     retry = response.headers.get("retry-after", "")
     if retry.isdigit():
         details["retry_after_s"] = int(retry)

@@ -47,7 +47,7 @@ class _Lines(logging.Formatter):
     """One line an entry, whatever a client managed to get into it; tracebacks below it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(record.message)
+        record.message = printable(" | ".join(record.message.splitlines()))
         return super().formatMessage(record)
 
 

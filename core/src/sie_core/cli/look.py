@@ -223,7 +223,9 @@ def _failures(rows: list[dict[str, Any]]) -> None:
         print()
     for name, error in broken:
         tries = error.get("attempts") or 0
-        again = "not tried again until the configuration changes" if error.get("permanent") else f"{tries} attempt(s)"
+        again = "1 attempt" if tries == 1 else f"{tries} attempts"
+        if error.get("permanent"):
+            again = "not tried again until the configuration changes"
         if error.get("error_class") == "EngineDied":
             again = "its engine died" if tries == 1 else f"its engine died {tries} times in a row"
         print(printable(f"{name}: {error.get('code')}: {error.get('message')} ({again})"))

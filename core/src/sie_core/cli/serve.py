@@ -44,6 +44,8 @@ _TITLES = {
 }
 
 
+_USUAL = "http://127.0.0.1:8080"
+"""Where the other commands look for a server."""
 _DESCRIBED_S = 1.0
 """What the greeting waits for an adapter to say what its model can do."""
 _CLOSED = (Residency.UNLOADED, Residency.FAILED)
@@ -253,6 +255,8 @@ def _greeting(config: Config, sock: socket.socket, known: Capabilities | None) -
         lines.append(f"  from      {config.path}")
     if config.server.port is None and not url.endswith(":8080"):
         lines.append("  port      8080 is taken, so this is a free one; --port chooses another")
+    if url != _USUAL:
+        lines.append(f"  look      sie ps --url {url} (or set SIE_BASE_URL)")
     if names:
         key = ' -H "Authorization: Bearer $SIE_API_KEY"' if config.server.api_keys else ""
         path, asked = _example(known)

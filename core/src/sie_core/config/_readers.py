@@ -297,7 +297,9 @@ class AttrsReader:
                 values[key] = result
         for key, (field, kind) in self.fields.items():
             if field.default is attrs.NOTHING and key not in entries:
-                report.add(Where(where.key(key, value).path, where.line, where.column), f"is missing: {kind.expected}")
+                report.add(
+                    Where(where.key(key, value).path, where.line, where.column), f"is missing; expected {kind.expected}"
+                )
         if len(report.problems) > before:
             self._validate(values, value, where, report)
             return INVALID

@@ -69,7 +69,8 @@ class LoadFailure:
         if wait <= 0:
             return None
         kind = ResourceExhausted if self.code == OutOfMemory.code else ModelLoading
-        what = f"loading model {model!r} failed {self.attempts} time(s), last with {self.error_class}"
+        often = "" if self.attempts == 1 else f" {self.attempts} times, last"
+        what = f"loading model {model!r} failed{often} with {self.error_class}"
         if self.error_class == EngineDied.__name__:
             what = f"the engine of model {model!r} died {self.attempts} times in a row"
         return kind(

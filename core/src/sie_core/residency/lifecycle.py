@@ -76,13 +76,13 @@ class Lifecycle:
         elif record.task is not None or self.roster.closing:
             return
         elif record.state is _R.UNLOADED:
-            self.roster.set(record, _R.QUEUED, "a request is waiting")
+            self.roster.set(record, _R.QUEUED, "it is wanted")
             record.crash = None
             record.started_at = self.roster.now()
             self._count_lookup(record, hit=False)
             self._start(record, self.loading.load(record))
         elif record.state is _R.PARKED:
-            self.roster.set(record, _R.WAKING, "a request is waiting")
+            self.roster.set(record, _R.WAKING, "it is wanted")
             record.started_at = self.roster.now()
             self._count_lookup(record, hit=True)
             self._start(record, self.parking.wake(record))

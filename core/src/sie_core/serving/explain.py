@@ -143,7 +143,8 @@ def _now(facts: Facts, parks: bool | None) -> Iterator[str]:
         for kind, nbytes in (("device", status.device_bytes), ("host", status.host_bytes))
         if nbytes
     ]
-    yield f"{status.name} is {status.residency}{where}" + (f" and charged {' and '.join(held)}." if held else ".")
+    state = "has failed" if status.residency is Residency.FAILED else f"is {status.residency}"
+    yield f"{status.name} {state}{where}" + (f" and charged {' and '.join(held)}." if held else ".")
     if status.failure is not None:
         yield _went_wrong(status.failure)
     if status.pinned:
@@ -165,7 +166,7 @@ def _went_wrong(failure: LoadFailure) -> str:
 
 def _then(departure: Departure | None) -> Iterator[str]:
     if departure is None:
-        yield "It has not left its device, as far back as decisions are kept."
+        yield "It has not been evicted, parked or unloaded, as far back as decisions are kept."
         return
     if departure.for_model is not None:
         needed = f", which was {format_bytes(departure.needed_bytes)} short" if departure.needed_bytes else ""
