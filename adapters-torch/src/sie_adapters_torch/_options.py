@@ -275,7 +275,9 @@ class GlinerOptions(LoadOptions):
     threshold: float = _option(0.5, "Only entities with a higher score are given.", _share)
     flat_ner: bool = _option(True, "Give no entity that overlaps a better one; else they may lie inside each other.")
     multi_label: bool = _option(False, "Let an entity have several labels.")
-    max_labels: int = _option(256, "Labels that a request may look for at a time.", _positive)
+    max_labels: int = _option(
+        256, "Labels that a request may look for at a time; memory is set aside for as many.", _positive
+    )
     max_length: int | None = _option(
         None,
         "Tokens that a text may have, with the labels where the model reads them together. Not set: the model's "
