@@ -26,7 +26,7 @@ from sie_adapters_torch._engine import Parts, Step, bring_up
 from sie_adapters_torch._files import Prompts
 from sie_adapters_torch._options import ACTIVATIONS, Activation, ClassifierOptions, options_of
 from sie_adapters_torch._pairs import PairTokeniser, takes_types
-from sie_adapters_torch._sequence import SequenceHead, load_sequence
+from sie_adapters_torch._sequence import SequenceHead, activated, load_sequence, softmax
 from sie_adapters_torch._several import Scored, Several, SeveralTexts
 from sie_adapters_torch._text_engine import Reading, Text
 from sie_adapters_torch._tokenise import Tokeniser
@@ -155,7 +155,7 @@ class ClassifierEngine(SeveralTexts):
             shares = self._entailed(np.stack(scores), alone=wish.multi_label or len(wish.labels) == 1)
             every = dict(zip(wish.labels, shares.tolist(), strict=True))
         else:
-            every = dict(zip(self._files.labels, _activated(scores[0], wish.activation).tolist(), strict=True))
+            every = dict(zip(self._files.labels, activated(scores[0], wish.activation).tolist(), strict=True))
         best = sorted(wish.labels, key=lambda label: -every[label])[: wish.top_k]
         return ExtractOutput(item.tokens, classifications=tuple(Classification(label, every[label]) for label in best))
 
@@ -163,23 +163,5 @@ class ClassifierEngine(SeveralTexts):
         """How likely each label's text follows: ``alone``, against its contradiction; else against the others."""
         assert self._files.entails is not None
         if not alone:
-            return _softmax(logits[:, self._files.entails])
-        return _softmax(logits[:, [self._files.contradicts, self._files.entails]])[:, 1]
-
-
-def _activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    if activation == "softmax":
-        return _softmax(logits)
-    if activation == "sigmoid":
-        # Both halves without an overflow.
-        small = np.exp(-np.abs(logits))
-        share: NDArray[np.float32] = np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
-        return share
-    return logits
-
-
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Over the last axis."""
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    share: NDArray[np.float32] = powers / powers.sum(-1, keepdims=True)
-    return share
+            return softmax(logits[:, self._files.entails])
+        return softmax(logits[:, [self._files.contradicts, self._files.entails]])[:, 1]

@@ -131,16 +131,15 @@ class CrossEncoderEngine(TextEngine):
     def outputs(self, hidden: torch.Tensor, texts: Sequence[Text]) -> Sequence[Output]:
         lengths = [len(text.tokens.ids) for text in texts]
         head: SequenceHead = self._placed.modules[1]  # type: ignore[assignment]
-        logits = head(hidden, lengths)
+        logits: NDArray[np.float32] = head(hidden, lengths).cpu().numpy()
         found = {wish: self._scores(logits, wish or "identity") for wish in {text.wish for text in texts}}
         return [
             ScoreOutput(tokens=length, score=float(found[text.wish][row]))
             for row, (text, length) in enumerate(zip(texts, lengths, strict=True))
         ]
 
-    def _scores(self, logits: torch.Tensor, activation: Activation) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = activated(logits, activation)[:, self._files.label].cpu().numpy()
-        return scores
+    def _scores(self, logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+        return activated(logits, activation)[:, self._files.label]
 
     def disagreement(self, output: Output) -> str | None:
         assert isinstance(output, ScoreOutput)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sie_core import ModelSourceInvalid
 
 from sie_adapters_torch._files import ModelFiles
@@ -13,7 +15,7 @@ from sie_adapters_torch._heads import CheckpointHead, load_with_head
 from sie_adapters_torch._options import Activation, LoadOptions, Pooling
 from sie_adapters_torch._pooling import pool
 
-__all__ = ["SequenceHead", "activated", "load_sequence"]
+__all__ = ["SequenceHead", "activated", "load_sequence", "softmax"]
 
 _READS: tuple[Pooling, ...] = ("cls", "last_token", "mean")
 
@@ -64,8 +66,20 @@ def load_sequence(files: ModelFiles, options: LoadOptions) -> tuple[torch.nn.Mod
         raise ModelSourceInvalid(f"{files.folder}: {type(inner).__name__} is not supported: {error}") from error
 
 
-def activated(logits: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Scores of logits, float32 (texts, labels)."""
+def activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+    """Scores of logits, float32 (..., labels)."""
+    if activation == "softmax":
+        return softmax(logits)
     if activation == "sigmoid":
-        return logits.sigmoid()
-    return logits.softmax(1) if activation == "softmax" else logits
+        # Both halves without an overflow.
+        small = np.exp(-np.abs(logits))
+        share: NDArray[np.float32] = np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
+        return share
+    return logits
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Over the last axis."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    share: NDArray[np.float32] = powers / powers.sum(-1, keepdims=True)
+    return share
