@@ -134,7 +134,7 @@ def _pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None)
 @nox.session(python=TORCH_PYTHON if shutil.which(f"python{TORCH_PYTHON}") else None, reuse_venv=True, default=False)
 def serve(session: nox.Session) -> None:
     """Serve MiniLM. `nox -s serve -- --port 9000` passes arguments on to `sie serve`."""
-    _install_torch_stack(session)
+    _install_torch_stack(session, "pip")  # for what its user adds: without it, pip on the path is another Python's
     session.run("sie", "serve", *session.posargs, interrupt_timeout=60.0, terminate_timeout=10.0)
 
 
