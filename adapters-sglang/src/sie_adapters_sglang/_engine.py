@@ -73,7 +73,7 @@ class SglangEngine(StreamEngine):
         if not running.process.alive:
             self.close(TransitionContext())
             error = EngineStartError(
-                "the engine ended as soon as it was ready; the server's log has the end of its own"
+                "the engine ended as soon as it was ready; the end of its log is in the server's"
             )
             raise error.explained(f"the end of its log:\n{running.process.log_tail()}")
         if told is not None:

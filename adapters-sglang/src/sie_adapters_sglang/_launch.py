@@ -228,7 +228,7 @@ def _failed(process: EngineProcess, what: str) -> SieError:
     tail = process.log_tail()
     if not tail:
         return EngineStartError(f"the engine {what}, and its log is empty")
-    text, details = f"the engine {what}; the server's log has the end of its own", f"the end of its log:\n{tail}"
+    text, details = f"the engine {what}; the end of its log is in the server's", f"the end of its log:\n{tail}"
     if _OUT_OF_MEMORY.search(process.log_tail(_MANY_LINES)):  # every rank may have a long last word
         return DeviceOutOfMemory(text).explained(details)
     return EngineStartError(text).explained(details)

@@ -72,7 +72,8 @@ def _of_models(config: Config, plugins: Plugins) -> list[ConfigProblem]:
         if trouble:
             _, where = config.option_values[model.name]
             path = where.path.removesuffix(".options")
-            message = f"model {model.name!r}: {trouble}"
+            named = f"model {model.name!r}"
+            message = trouble if trouble.startswith(named) else f"{named}: {trouble}"
             found.append(ConfigProblem(message, path=path, file=str(config.path), line=where.line, column=where.column))
     return found
 
