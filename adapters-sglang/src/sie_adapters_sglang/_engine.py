@@ -72,9 +72,7 @@ class SglangEngine(StreamEngine):
         running.listener.append(self._ended)
         if not running.process.alive:
             self.close(TransitionContext())
-            error = EngineStartError(
-                "the engine ended as soon as it was ready; the end of its log is in the server's"
-            )
+            error = EngineStartError("the engine ended as soon as it was ready; the end of its log is in the server's")
             raise error.explained(f"the end of its log:\n{running.process.log_tail()}")
         if told is not None:
             self.plan.measured(
