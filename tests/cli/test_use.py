@@ -52,6 +52,9 @@ def test_scores_come_best_first(ask: Sie) -> None:
     expected = sorted(((expected_score("red fox", text), text) for text in TEXTS), reverse=True)
     done = ask("score", "ranker", "red fox", *TEXTS)
     assert done.stdout == "".join(f"{score:+.4f}  {text}\n" for score, text in expected)
+    none = ask("score", "ranker", "red fox", *TEXTS, "--top", "-1")
+    assert (none.returncode, none.stdout) == (2, "")
+    assert "--top must be 1 or more" in none.stderr
     piped = ask("score", "ranker", "red fox", "--top", "2", "--json", stdin="\n".join(TEXTS))
     assert [json.loads(line) for line in piped.stdout.splitlines()] == [
         {"text": text, "score": score, "rank": rank} for rank, (score, text) in enumerate(expected[:2])

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from sie_core.cli.app import command
 from sie_core.cli.asking import answer, label_of, texts_or_lines
 from sie_core.cli.client import Client, Remote, model_path
+from sie_core.cli.errors import CommandError, Exit
 
 __all__ = ["score"]
 
@@ -44,6 +45,8 @@ def score(
 
     Prints a score and a text a line; with --json one JSON object a line. All texts go in one request, 1000 at most.
     """
+    if top is not None and top < 1:
+        raise CommandError(f"--top must be 1 or more, not {top}", exit_code=Exit.USAGE, code="USAGE")
     given = list(texts_or_lines(texts, f'sie score {model} "a query" "a text" "another"'))
     body: dict[str, Any] = {"query": {"text": query}, "items": [{"text": text} for text in given]}
     if instruction is not None:
