@@ -84,7 +84,16 @@ class Engine:
         self.running = {}
         self.released = False
         self.flushing = False
-        self.seen = {"aborted": 0, "finished": 0, "most": 0, "parks": 0, "requests": 0, "tokens": 0, "health": 0, "calls": []}
+        self.seen = {
+            "aborted": 0,
+            "finished": 0,
+            "most": 0,
+            "parks": 0,
+            "requests": 0,
+            "tokens": 0,
+            "health": 0,
+            "calls": [],
+        }
         self.loras = {}
         self.failed = dict(HOW["fail_once"])
 
