@@ -230,6 +230,7 @@ def test_orphans_of_a_dead_server_are_ended_and_reported(
     running = server(children=2, stubborn=True)
     running.guard.suspend()
     running.process.kill()
+    running.process.wait()
     running.guard.kill()
     assert running.engine[0].is_running()
     start(home.model())
@@ -243,6 +244,7 @@ def test_orphans_are_ended_before_room_is_asked_for(server: Any, home: Any, help
     running = server(children=2)
     running.guard.suspend()
     running.process.kill()
+    running.process.wait()
     running.guard.kill()
     assert not gone(running.engine, 0.2)
     assert GenerationAdapter().reserve(home.model(), [helpers.view()]).ranks

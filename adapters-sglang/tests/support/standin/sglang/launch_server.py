@@ -385,7 +385,8 @@ def say_pool(args):
     nbytes = HOW["host_pool_gb"] * 1e9
     nbytes = nbytes or float(args.hicache_size or 0) * 1e9 or float(args.hicache_ratio or 0) * HOW["kv_gb"] * 2**30
     for rank in range(int(args.tp_size or 1) if nbytes else 0):
-        print(f"TP{rank}] Allocating KV hierarchical KV host pool: 4096 tokens, {nbytes / 1e9:.2f} GB host memory.")
+        said = f"TP{rank}] Allocating KV hierarchical KV host pool: 4096 tokens, {nbytes / 1e9:.2f} GB host memory."
+        print(said, flush=True)
 
 
 async def chat(engine):
