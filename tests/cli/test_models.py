@@ -81,7 +81,8 @@ def test_one_model_in_full(sie: Sie) -> None:
 
 def test_what_is_printed_as_yaml_is_a_configuration(sie: Sie, tmp_path: Path) -> None:
     entries = json.loads(sie("models", "--available", "--family", "dense", "--json").stdout)
-    names = [entry["name"] for entry in entries]
+    # What the others want is looked for as well, and not all of it is here: an SGLang.
+    names = [entry["name"] for entry in entries if entry["adapter"] == "torch-dense"]
     (tmp_path / "sie.yaml").write_text(sie("models", "--available", *names, "--yaml").stdout, encoding="utf-8")
     done = sie("check", "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
