@@ -189,10 +189,10 @@ def oldest(session: nox.Session) -> None:
 @nox.parametrize("transformers", [nox.param("newest", id="newest"), nox.param("oldest", id="oldest")])
 def torch(session: nox.Session, transformers: str) -> None:
     """The torch adapters on the newest and the oldest supported transformers."""
-    # sentence-transformers is what vectors are compared with; its own releases keep step with transformers.
-    pins = ["sentence-transformers", "peft"]
+    # sentence-transformers is what vectors and scores are compared with.
+    pins = ["sentence-transformers>=5.7", "peft"]
     if transformers == "oldest":
-        pins = ["sentence-transformers<5.3", *(_oldest("adapters-torch", name) for name in ("transformers", "peft"))]
+        pins = [pins[0], *(_oldest("adapters-torch", name) for name in ("transformers", "peft"))]
     _install_torch_stack(session, "-e", "plugins/testing", *PYTEST, *pins)
     session.install("--no-deps", SPLADE)
     _pytest(session, "adapters-torch/tests")

@@ -43,8 +43,9 @@ _COMPUTED_TABLES = 64 * 1024
 _POSITION_TABLES = 2 * 8  # bytes a position: its number and its token type, as BERT and its kin keep them
 _MASKED = 4096  # tokens: two texts of this length fill a batch; a longer one is alone in its batch, without a mask
 # Tables that each head's attention holds, in float32, where transformers has no fused kernel.
-_UNFUSED = {"mpnet": 3, "t5": 2, "mt5": 2, "umt5": 2, "deberta": 4, "deberta-v2": 4}
-_EAGER = 2
+# The oldest supported release holds one more of them than the newest does.
+_UNFUSED = {"mpnet": 3, "t5": 3, "mt5": 3, "umt5": 3, "deberta": 4, "deberta-v2": 4}
+_EAGER = 3
 _SLIDING = 2 * 8  # bytes a pair: how far apart two tokens are, twice, for masks of sliding windows
 _RELATIVE = 512  # positions to the left and to the right that DeBERTa has vectors for
 # Parts of checkpoints that an encoder does not load: heads for pre-training and classification.
