@@ -1,4 +1,4 @@
-"""What the commands that use a model share: texts from the command line or from stdin, and patience."""
+"""What the commands that use a model share: options, texts from the command line or from stdin, and patience."""
 
 from __future__ import annotations
 
@@ -6,18 +6,51 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from cyclopts import Parameter
 
 from sie_core.cli.client import Client
 from sie_core.cli.errors import CommandError, Exit
 from sie_core.cli.output import console, printable
 
-__all__ = ["answer", "chunks", "label_of", "texts_or_lines"]
+__all__ = [
+    "Instruction",
+    "Lora",
+    "Model",
+    "Texts",
+    "Timeout",
+    "Truncate",
+    "answer",
+    "chunks",
+    "label_of",
+    "said",
+    "texts_or_lines",
+]
+
+Model: TypeAlias = Annotated[str, Parameter(help="Name of the model, as in `sie models`.")]
+Texts: TypeAlias = Annotated[
+    tuple[str, ...], Parameter(name="TEXT", negative="", show_default=False, help="Texts; none: stdin, one a line.")
+]
+Instruction: TypeAlias = Annotated[
+    str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
+]
+Lora: TypeAlias = Annotated[str | None, Parameter(metavar="NAME", help="A LoRA adapter of the model to apply.")]
+Truncate: TypeAlias = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
+]
+Timeout: TypeAlias = Annotated[float, Parameter(metavar="SECONDS", help="Seconds to wait for an answer.")]
 
 _CHUNK = 256
 """Texts a request, when they come from stdin: small enough that the first answers are there soon."""
 _AGAIN_S = 5.0
 """Seconds to wait at most before asking again for a model that loads; the request itself waits for it, too."""
+
+
+def said(instruction: str | None, lora: str | None, truncate: bool) -> dict[str, Any]:
+    """Those of the options that all requests have that were given, as fields of a request."""
+    fields = {"instruction": instruction, "lora": lora, "truncate": truncate or None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def texts_or_lines(texts: Sequence[str], example: str) -> Iterable[str]:

@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from sie_core.cli.app import command
-from sie_core.cli.asking import answer, chunks, label_of, texts_or_lines
+from sie_core.cli.asking import (
+    Instruction,
+    Lora,
+    Model,
+    Texts,
+    Timeout,
+    Truncate,
+    answer,
+    chunks,
+    label_of,
+    said,
+    texts_or_lines,
+)
 from sie_core.cli.client import Client, Remote, model_path
 
 __all__ = ["encode"]
@@ -26,10 +38,8 @@ _NO_REMOTE = Remote()
     'sie encode splade --output sparse "Hello, world" --json',
 )
 def encode(
-    model: Annotated[str, Parameter(help="Name of the model, as in `sie models`.")],
-    texts: Annotated[
-        tuple[str, ...], Parameter(name="TEXT", negative="", show_default=False, help="Texts; none: stdin, one a line.")
-    ] = (),
+    model: Model,
+    texts: Texts = (),
     /,
     *,
     query: Annotated[
@@ -46,14 +56,10 @@ def encode(
         ),
     ] = (),
     dimensions: Annotated[int | None, Parameter(metavar="N", help="Shorten the vectors to so many numbers.")] = None,
-    instruction: Annotated[
-        str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
-    ] = None,
-    lora: Annotated[str | None, Parameter(metavar="NAME", help="A LoRA adapter of the model to apply.")] = None,
-    truncate: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
-    ] = False,
-    timeout: Annotated[float, Parameter(metavar="SECONDS", help="Seconds to wait for an answer.")] = 120.0,
+    instruction: Instruction = None,
+    lora: Lora = None,
+    truncate: Truncate = False,
+    timeout: Timeout = 120.0,
     remote: Remote = _NO_REMOTE,
 ) -> None:
     """Turn texts into vectors.
@@ -64,15 +70,9 @@ def encode(
     options: dict[str, Any] = {"is_query": query}
     if dimensions is not None:
         options["dimensions"] = dimensions
-    if truncate:
-        options["truncate"] = True
-    params: dict[str, Any] = {"options": options}
+    params: dict[str, Any] = {"options": options, **said(instruction, lora, truncate)}
     if output:
         params["output_types"] = list(output)
-    if instruction is not None:
-        params["instruction"] = instruction
-    if lora is not None:
-        params["lora"] = lora
     path = model_path("/v1/encode", model)
     with Client(remote) as client:
         for chunk in chunks(given):

@@ -10,7 +10,19 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from sie_core.cli.app import command
-from sie_core.cli.asking import answer, chunks, label_of, texts_or_lines
+from sie_core.cli.asking import (
+    Instruction,
+    Lora,
+    Model,
+    Texts,
+    Timeout,
+    Truncate,
+    answer,
+    chunks,
+    label_of,
+    said,
+    texts_or_lines,
+)
 from sie_core.cli.client import Client, Remote, model_path
 from sie_core.cli.output import printable
 
@@ -25,10 +37,8 @@ _NO_REMOTE = Remote()
     "sie extract ner --json < texts.txt > entities.jsonl",
 )
 def extract(
-    model: Annotated[str, Parameter(help="Name of the model, as in `sie models`.")],
-    texts: Annotated[
-        tuple[str, ...], Parameter(name="TEXT", negative="", show_default=False, help="Texts; none: stdin, one a line.")
-    ] = (),
+    model: Model,
+    texts: Texts = (),
     /,
     *,
     label: Annotated[
@@ -40,14 +50,10 @@ def extract(
             help="What to look for; may be given again. Models with labels of their own need none.",
         ),
     ] = (),
-    instruction: Annotated[
-        str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
-    ] = None,
-    lora: Annotated[str | None, Parameter(metavar="NAME", help="A LoRA adapter of the model to apply.")] = None,
-    truncate: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
-    ] = False,
-    timeout: Annotated[float, Parameter(metavar="SECONDS", help="Seconds to wait for an answer.")] = 120.0,
+    instruction: Instruction = None,
+    lora: Lora = None,
+    truncate: Truncate = False,
+    timeout: Timeout = 120.0,
     remote: Remote = _NO_REMOTE,
 ) -> None:
     """Find entities, relations and classes in texts.
@@ -55,15 +61,9 @@ def extract(
     Prints each text and, below it, what was found; with --json one JSON object a line.
     """
     given = texts_or_lines(texts, f'sie extract {model} "Goethe wrote Faust" --label person')
-    params: dict[str, Any] = {}
+    params = said(instruction, lora, truncate)
     if label:
         params["labels"] = list(label)
-    if instruction is not None:
-        params["instruction"] = instruction
-    if lora is not None:
-        params["lora"] = lora
-    if truncate:
-        params["truncate"] = True
     path = model_path("/v1/extract", model)
     with Client(remote) as client:
         for chunk in chunks(given):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from sie_core.cli.app import command
-from sie_core.cli.asking import answer, label_of, texts_or_lines
+from sie_core.cli.asking import (
+    Instruction,
+    Lora,
+    Model,
+    Texts,
+    Timeout,
+    Truncate,
+    answer,
+    label_of,
+    said,
+    texts_or_lines,
+)
 from sie_core.cli.client import Client, Remote, model_path
 from sie_core.cli.errors import CommandError, Exit
 
@@ -23,22 +34,16 @@ _NO_REMOTE = Remote()
     'sie score reranker "who wrote Faust?" --top 5 < texts.txt',
 )
 def score(
-    model: Annotated[str, Parameter(help="Name of the model, as in `sie models`.")],
+    model: Model,
     query: Annotated[str, Parameter(help="What the texts shall answer.")],
-    texts: Annotated[
-        tuple[str, ...], Parameter(name="TEXT", negative="", show_default=False, help="Texts; none: stdin, one a line.")
-    ] = (),
+    texts: Texts = (),
     /,
     *,
     top: Annotated[int | None, Parameter(metavar="N", help="Show the N best only.")] = None,
-    instruction: Annotated[
-        str | None, Parameter(metavar="TEXT", help="An instruction for models that take one.")
-    ] = None,
-    lora: Annotated[str | None, Parameter(metavar="NAME", help="A LoRA adapter of the model to apply.")] = None,
-    truncate: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Cut texts that are too long; without it: an error.")
-    ] = False,
-    timeout: Annotated[float, Parameter(metavar="SECONDS", help="Seconds to wait for an answer.")] = 120.0,
+    instruction: Instruction = None,
+    lora: Lora = None,
+    truncate: Truncate = False,
+    timeout: Timeout = 120.0,
     remote: Remote = _NO_REMOTE,
 ) -> None:
     """Score texts against a query, best first.
@@ -48,13 +53,8 @@ def score(
     if top is not None and top < 1:
         raise CommandError(f"--top must be 1 or more, not {top}", exit_code=Exit.USAGE, code="USAGE")
     given = list(texts_or_lines(texts, f'sie score {model} "a query" "a text" "another"'))
-    body: dict[str, Any] = {"query": {"text": query}, "items": [{"text": text} for text in given]}
-    if instruction is not None:
-        body["instruction"] = instruction
-    if lora is not None:
-        body["lora"] = lora
-    if truncate:
-        body["truncate"] = True
+    asked = {"query": {"text": query}, "items": [{"text": text} for text in given]}
+    body = {**asked, **said(instruction, lora, truncate)}
     with Client(remote) as client:
         scores = answer(client, model_path("/v1/score", model), body, timeout)["scores"]
     for one in scores[:top]:
