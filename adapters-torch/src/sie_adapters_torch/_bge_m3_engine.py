@@ -20,10 +20,9 @@ from sie_core import (
 from torch.nn.functional import normalize
 
 from sie_adapters_torch._bge_m3_files import COLBERT, SPARSE, BgeM3Files
-from sie_adapters_torch._engine import Parts, Step, bring_up
+from sie_adapters_torch._engine import Parts
 from sie_adapters_torch._options import BgeM3Options, options_of
-from sie_adapters_torch._text_engine import Reading, Text, TextEngine
-from sie_adapters_torch._tokenise import Tokeniser
+from sie_adapters_torch._text_engine import Known, Reading, Text, TextEngine, Weights, bring_up_text
 from sie_adapters_torch._weights import load_linear, load_model
 from sie_adapters_torch.bge_m3 import capabilities_of, size_of
 
@@ -36,17 +35,15 @@ def load_bge_m3(model: ModelSpec, files: BgeM3Files, ctx: TransitionContext, eve
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, BgeM3Options)
 
-    def make(account: str, step: Step) -> BgeM3Engine:
+    known = Known(model, options, files.model, capabilities_of(files), size_of(files, options), files.prompts)
+
+    def read() -> Weights:
         encoder, config = load_model(files.model, options)
         folder, hidden = files.model.folder, files.model.hidden_size
         heads = [load_linear(folder, SPARSE, hidden, 1), load_linear(folder, COLBERT, hidden, files.dims)]
-        step(0.7, "reading the tokenizer")
-        reading = Reading(files.model, Tokeniser.load(files.model, options, config), files.prompts, options)
-        modules = torch.nn.ModuleList([encoder, *heads])
-        parts = Parts(model, options, capabilities_of(files), folder, modules, size_of(files, options))
-        return BgeM3Engine(parts, account, reading)
+        return [encoder, *heads], config
 
-    return bring_up(model, ctx, events, make)
+    return bring_up_text(known, ctx, events, read, BgeM3Engine)
 
 
 class BgeM3Engine(TextEngine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,12 @@ from sie_core import (
 
 from sie_adapters_torch._asked import asked, boolean, chosen, count, no_instruction, no_schema, one_of, template
 from sie_adapters_torch._classifier_files import ClassifierFiles
-from sie_adapters_torch._engine import Parts, Step, bring_up
-from sie_adapters_torch._files import Prompts
+from sie_adapters_torch._engine import Parts
 from sie_adapters_torch._options import ACTIVATIONS, Activation, ClassifierOptions, options_of
 from sie_adapters_torch._pairs import PairTokeniser, takes_types
 from sie_adapters_torch._sequence import SequenceHead, activated, load_sequence, softmax
 from sie_adapters_torch._several import Scored, Several, SeveralTexts
-from sie_adapters_torch._text_engine import Reading, Text
-from sie_adapters_torch._tokenise import Tokeniser
+from sie_adapters_torch._text_engine import Known, Reading, Text, Weights, bring_up_text
 from sie_adapters_torch.classifier import capabilities_of, size_of
 
 __all__ = ["ClassifierEngine", "load_classifier"]
@@ -44,15 +43,13 @@ def load_classifier(
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, ClassifierOptions)
 
-    def make(account: str, step: Step) -> ClassifierEngine:
-        encoder, head, config = load_sequence(files.model, options)
-        step(0.7, "reading the tokenizer")
-        reading = Reading(files.model, Tokeniser.load(files.model, options, config), Prompts({}, "", ""), options)
-        modules = torch.nn.ModuleList([encoder, head])
-        parts = Parts(model, options, capabilities_of(files), files.model.folder, modules, size_of(files, options))
-        return ClassifierEngine(parts, account, reading, files, options)
+    known = Known(model, options, files.model, capabilities_of(files), size_of(files, options))
 
-    return bring_up(model, ctx, events, make)
+    def read() -> Weights:
+        encoder, head, config = load_sequence(files.model, options)
+        return [encoder, head], config
+
+    return bring_up_text(known, ctx, events, read, partial(ClassifierEngine, files=files, options=options))
 
 
 @frozen

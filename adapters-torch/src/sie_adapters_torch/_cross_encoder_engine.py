@@ -22,12 +22,12 @@ from sie_core import (
 
 from sie_adapters_torch._asked import asked, one_of
 from sie_adapters_torch._cross_encoder_files import CrossEncoderFiles
-from sie_adapters_torch._engine import Parts, Step, bring_up
+from sie_adapters_torch._engine import Parts
 from sie_adapters_torch._options import ACTIVATIONS, Activation, CrossEncoderOptions, options_of
 from sie_adapters_torch._pairs import PairTokeniser, takes_types
 from sie_adapters_torch._sequence import SequenceHead, activated, load_sequence
-from sie_adapters_torch._text_engine import Reading, Text, TextEngine
-from sie_adapters_torch._tokenise import Tokeniser, Tokens
+from sie_adapters_torch._text_engine import Known, Reading, Text, TextEngine, Weights, bring_up_text
+from sie_adapters_torch._tokenise import Tokens
 from sie_adapters_torch.cross_encoder import capabilities_of, size_of
 
 __all__ = ["CrossEncoderEngine", "load_cross_encoder"]
@@ -39,15 +39,13 @@ def load_cross_encoder(
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, CrossEncoderOptions)
 
-    def make(account: str, step: Step) -> CrossEncoderEngine:
-        encoder, head, config = load_sequence(files.model, options)
-        step(0.7, "reading the tokenizer")
-        reading = Reading(files.model, Tokeniser.load(files.model, options, config), files.prompts, options)
-        modules = torch.nn.ModuleList([encoder, head])
-        parts = Parts(model, options, capabilities_of(files), files.model.folder, modules, size_of(files, options))
-        return CrossEncoderEngine(parts, account, reading, files, options)
+    known = Known(model, options, files.model, capabilities_of(files), size_of(files, options), files.prompts)
 
-    return bring_up(model, ctx, events, make)
+    def read() -> Weights:
+        encoder, head, config = load_sequence(files.model, options)
+        return [encoder, head], config
+
+    return bring_up_text(known, ctx, events, read, partial(CrossEncoderEngine, files=files, options=options))
 
 
 class CrossEncoderEngine(TextEngine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,10 @@ from sie_core import (
 )
 
 from sie_adapters_torch._dense_files import DenseFiles
-from sie_adapters_torch._engine import Parts, Step, bring_up
+from sie_adapters_torch._engine import Parts
 from sie_adapters_torch._options import DenseOptions, options_of
 from sie_adapters_torch._pooling import Head, load_head, pool
-from sie_adapters_torch._text_engine import Reading, Text, TextEngine
-from sie_adapters_torch._tokenise import Tokeniser
+from sie_adapters_torch._text_engine import Known, Reading, Text, TextEngine, Weights, bring_up_text
 from sie_adapters_torch._weights import load_model
 from sie_adapters_torch.dense import capabilities_of, size_of
 
@@ -35,16 +35,13 @@ def load_dense(model: ModelSpec, files: DenseFiles, ctx: TransitionContext, even
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, DenseOptions)
 
-    def make(account: str, step: Step) -> DenseEngine:
-        encoder, config = load_model(files.model, options)
-        head = load_head(files.head, files.model.hidden_size)
-        step(0.7, "reading the tokenizer")
-        reading = Reading(files.model, Tokeniser.load(files.model, options, config), files.prompts, options)
-        modules = torch.nn.ModuleList([encoder, head])
-        parts = Parts(model, options, capabilities_of(files), files.model.folder, modules, size_of(files, options))
-        return DenseEngine(parts, account, reading, files, options)
+    known = Known(model, options, files.model, capabilities_of(files), size_of(files, options), files.prompts)
 
-    return bring_up(model, ctx, events, make)
+    def read() -> Weights:
+        encoder, config = load_model(files.model, options)
+        return [encoder, load_head(files.head, files.model.hidden_size)], config
+
+    return bring_up_text(known, ctx, events, read, partial(DenseEngine, files=files, options=options))
 
 
 class DenseEngine(TextEngine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,14 @@ from sie_core import (
 )
 
 from sie_adapters_torch._asked import asked, chosen, no_instruction, no_schema, number, one_of
-from sie_adapters_torch._engine import Parts, Step, bring_up
+from sie_adapters_torch._engine import Parts
 from sie_adapters_torch._entities_files import EntityFiles
-from sie_adapters_torch._files import Prompts
 from sie_adapters_torch._heads import load_with_head
 from sie_adapters_torch._options import AGGREGATIONS, Aggregation, EntityOptions, options_of
 from sie_adapters_torch._several import Scored, Several, SeveralTexts
 from sie_adapters_torch._spans import Place, entities, without_overlaps
-from sie_adapters_torch._text_engine import Reading, Text
-from sie_adapters_torch._tokenise import Tokeniser, Tokens
+from sie_adapters_torch._text_engine import Known, Reading, Text, Weights, bring_up_text
+from sie_adapters_torch._tokenise import Tokens
 from sie_adapters_torch.entities import capabilities_of, size_of
 
 __all__ = ["EntitiesEngine", "load_entities"]
@@ -39,15 +39,13 @@ def load_entities(model: ModelSpec, files: EntityFiles, ctx: TransitionContext, 
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, EntityOptions)
 
-    def make(account: str, step: Step) -> EntitiesEngine:
-        encoder, head, config = load_with_head(files.model, options, "token_classification")
-        step(0.7, "reading the tokenizer")
-        reading = Reading(files.model, Tokeniser.load(files.model, options, config), Prompts({}, "", ""), options)
-        modules = torch.nn.ModuleList([encoder, head])
-        parts = Parts(model, options, capabilities_of(files), files.model.folder, modules, size_of(files, options))
-        return EntitiesEngine(parts, account, reading, files, options)
+    known = Known(model, options, files.model, capabilities_of(files), size_of(files, options))
 
-    return bring_up(model, ctx, events, make)
+    def read() -> Weights:
+        encoder, head, config = load_with_head(files.model, options, "token_classification")
+        return [encoder, head], config
+
+    return bring_up_text(known, ctx, events, read, partial(EntitiesEngine, files=files, options=options))
 
 
 @frozen

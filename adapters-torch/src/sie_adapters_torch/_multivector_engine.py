@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,12 +19,12 @@ from sie_core import (
     TransitionContext,
 )
 
-from sie_adapters_torch._engine import Parts, Step, bring_up
+from sie_adapters_torch._engine import Parts
 from sie_adapters_torch._multivector_files import INLINE, MultivectorFiles
 from sie_adapters_torch._options import MultivectorOptions, options_of
 from sie_adapters_torch._pooling import Head, load_head
-from sie_adapters_torch._text_engine import Reading, Text, TextEngine
-from sie_adapters_torch._tokenise import Tokeniser, Tokens
+from sie_adapters_torch._text_engine import Known, Reading, Text, TextEngine, Weights, bring_up_text
+from sie_adapters_torch._tokenise import Tokens
 from sie_adapters_torch._weights import checkpoint_tensors, load_model
 from sie_adapters_torch.multivector import capabilities_of, size_of
 
@@ -36,17 +37,14 @@ def load_multivector(
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, MultivectorOptions)
 
-    def make(account: str, step: Step) -> MultivectorEngine:
+    known = Known(model, options, files.model, capabilities_of(files), size_of(files, options), files.prompts)
+
+    def read() -> Weights:
         encoder, config = load_model(files.model, options)
         inline = checkpoint_tensors(files.model, [INLINE])[INLINE] if files.inline else None
-        head = load_head(files.head, files.model.hidden_size, inline)
-        step(0.7, "reading the tokenizer")
-        tokeniser = Tokeniser.load(files.model, options, config)
-        modules = torch.nn.ModuleList([encoder, head])
-        parts = Parts(model, options, capabilities_of(files), files.model.folder, modules, size_of(files, options))
-        return MultivectorEngine(parts, account, Reading(files.model, tokeniser, files.prompts, options), files)
+        return [encoder, load_head(files.head, files.model.hidden_size, inline)], config
 
-    return bring_up(model, ctx, events, make)
+    return bring_up_text(known, ctx, events, read, partial(MultivectorEngine, files=files))
 
 
 class MultivectorEngine(TextEngine):

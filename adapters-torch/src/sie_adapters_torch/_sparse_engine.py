@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -18,12 +19,11 @@ from sie_core import (
     TransitionContext,
 )
 
-from sie_adapters_torch._engine import Parts, Step, bring_up
+from sie_adapters_torch._engine import Parts
 from sie_adapters_torch._heads import VocabularyHead, load_masked_lm
 from sie_adapters_torch._options import SparseOptions, options_of
 from sie_adapters_torch._sparse_files import SparseFiles
-from sie_adapters_torch._text_engine import Reading, Text, TextEngine
-from sie_adapters_torch._tokenise import Tokeniser
+from sie_adapters_torch._text_engine import Known, Reading, Text, TextEngine, Weights, bring_up_text
 from sie_adapters_torch.sparse import LOGIT_BYTES, capabilities_of, size_of
 
 __all__ = ["SparseEngine", "load_sparse"]
@@ -35,15 +35,13 @@ def load_sparse(model: ModelSpec, files: SparseFiles, ctx: TransitionContext, ev
     """Make an engine on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``."""
     options = options_of(model, SparseOptions)
 
-    def make(account: str, step: Step) -> SparseEngine:
-        encoder, head, config = load_masked_lm(files.model, options)
-        step(0.7, "reading the tokenizer")
-        reading = Reading(files.model, Tokeniser.load(files.model, options, config), files.prompts, options)
-        modules = torch.nn.ModuleList([encoder, head])
-        parts = Parts(model, options, capabilities_of(files), files.model.folder, modules, size_of(files, options))
-        return SparseEngine(parts, account, reading, files, options)
+    known = Known(model, options, files.model, capabilities_of(files), size_of(files, options), files.prompts)
 
-    return bring_up(model, ctx, events, make)
+    def read() -> Weights:
+        encoder, head, config = load_masked_lm(files.model, options)
+        return [encoder, head], config
+
+    return bring_up_text(known, ctx, events, read, partial(SparseEngine, files=files, options=options))
 
 
 class SparseEngine(TextEngine):

@@ -6,19 +6,22 @@ what a request may ask for (``wish``) and how its texts become tokens (``tokens`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from attrs import frozen
 from sie_core import (
     BatchRequest,
+    Capabilities,
     DeviceNeed,
+    EngineEvents,
     InvalidInput,
     Item,
     MemoryReport,
+    ModelSpec,
     Output,
     Prepared,
     RequestParams,
@@ -27,22 +30,23 @@ from sie_core import (
 )
 
 from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
-from sie_adapters_torch._engine import Parts, TorchEngine
+from sie_adapters_torch._engine import Parts, Step, TorchEngine, bring_up
 from sie_adapters_torch._files import ModelFiles, Prompts
 from sie_adapters_torch._lora import Base, Loras
 from sie_adapters_torch._options import LengthOptions
 from sie_adapters_torch._packed_bert import PackedBert
 from sie_adapters_torch._request import check_request, check_size
-from sie_adapters_torch._reserve import FEWEST_TOKENS
+from sie_adapters_torch._reserve import FEWEST_TOKENS, Size
 from sie_adapters_torch._tokenise import Tokeniser, Tokens
 from sie_adapters_torch._torch import out_of_memory
 
-__all__ = ["Reading", "Text", "TextEngine"]
+__all__ = ["Known", "Reading", "Text", "TextEngine", "Weights", "bring_up_text"]
 
 # Measured with MiniLM on two cores; all three are flat around these values.
 _CPU_CHUNK = 512  # tokens: larger chunks gain nothing more, smaller ones starve the matrix products
 _CPU_OVERHEAD = 32  # tokens' worth of time that one more padded batch costs
 _GPU_OVERHEAD = 4096
+_NO_PROMPTS = Prompts({}, "", "")
 
 
 @frozen(eq=False)
@@ -53,6 +57,18 @@ class Reading:
     tokeniser: Tokeniser
     prompts: Prompts
     options: LengthOptions
+
+
+@frozen(eq=False)
+class Known:
+    """What is known of a text model before its weights are read."""
+
+    model: ModelSpec
+    options: LengthOptions
+    files: ModelFiles
+    capabilities: Capabilities
+    size: Size
+    prompts: Prompts = _NO_PROMPTS
 
 
 @frozen(eq=False)
@@ -242,3 +258,31 @@ def _way_to_run(device: torch.device, pad_id: int, module: torch.nn.Module) -> B
         return PackedBert(module, chunk=_CPU_CHUNK)
     fewest = FEWEST_TOKENS.get(getattr(module.config, "model_type", ""), 1)
     return PaddedBackbone(module, pad_id=pad_id, overhead=_CPU_OVERHEAD if on_cpu else _GPU_OVERHEAD, fewest=fewest)
+
+
+Weights: TypeAlias = tuple[list[torch.nn.Module], Any]
+"""An engine's modules, the encoder first, and the model's transformers configuration."""
+E = TypeVar("E", bound=TextEngine)
+
+
+def bring_up_text(
+    known: Known,
+    ctx: TransitionContext,
+    events: EngineEvents,
+    read: Callable[[], Weights],
+    make: Callable[[Parts, str, Reading], E],
+) -> E:
+    """Make an engine and bring it up on the device that ``ctx`` grants. Blocking. Raises as ``Adapter.load``.
+
+    ``read`` gets the weights into RAM, ``make`` gets the engine's parts, its account and how it reads.
+    """
+    files, options = known.files, known.options
+
+    def whole(account: str, step: Step) -> E:
+        modules, config = read()
+        step(0.7, "reading the tokenizer")
+        reading = Reading(files, Tokeniser.load(files, options, config), known.prompts, options)
+        parts = Parts(known.model, options, known.capabilities, files.folder, torch.nn.ModuleList(modules), known.size)
+        return make(parts, account, reading)
+
+    return bring_up(known.model, ctx, events, whole)
