@@ -337,3 +337,18 @@ async def engine(real: Real, reported: Events, tmp_path_factory: pytest.TempPath
             os.environ["SIE_STATE_DIR"] = before
     yield engine
     await asyncio.to_thread(engine.close, TransitionContext())
+
+
+@pytest.fixture
+def roomy_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 64 GiB, of which 56 are free, whatever this one has."""
+    import sie_core
+
+    class Machine:
+        def available(self) -> int:
+            return 56 << 30
+
+        def total(self) -> int:
+            return 64 << 30
+
+    monkeypatch.setattr(sie_core, "HostMemory", Machine)

@@ -12,22 +12,8 @@ from sie_core.telemetry import Telemetry
 
 MIB, GIB = 1 << 20, 1 << 30
 GB = 10**9
+pytestmark = pytest.mark.usefixtures("roomy_host")
 SMALL = {"weights_gb": 1 / 64, "kv_gb": 1 / 32}
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with 64 GiB, of which 56 are free, whatever this one has."""
-    import sie_core
-
-    class Machine:
-        def available(self) -> int:
-            return 56 * GIB
-
-        def total(self) -> int:
-            return 64 * GIB
-
-    monkeypatch.setattr(sie_core, "HostMemory", Machine)
 
 
 def devices(count: int) -> list[EmulatedDevice]:

@@ -343,21 +343,6 @@ async def test_a_wake_that_fails_loads_cold_and_answers(
 # --- 20: ranks that each pass their own check ----------------------------------------------------------
 
 
-@pytest.fixture
-def roomy_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 64 GiB, of which 56 are free."""
-    import sie_core
-
-    class Machine:
-        def available(self) -> int:
-            return 56 * GIB
-
-        def total(self) -> int:
-            return 64 * GIB
-
-    monkeypatch.setattr(sie_core, "HostMemory", Machine)
-
-
 @pytest.mark.parametrize("version", ["0.5.10.post1", "0.5.20", "0.5.23"])
 async def test_four_ranks_whose_pools_are_together_over_the_host_are_refused_before_any_starts(
     tiny: Any, front: Any, helpers: Any, roomy_host: None, version: str

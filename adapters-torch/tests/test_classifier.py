@@ -8,13 +8,12 @@ from typing import Any
 
 import attrs
 import pytest
-from sie_adapters_torch import plugin
+from families import check_reserved
 from sie_adapters_torch.classifier import ClassifierAdapter, ClassifierOptions
 from sie_core import (
     BatchRequest,
     Capabilities,
     Classification,
-    DeviceView,
     InputTooLong,
     InvalidInput,
     Item,
@@ -273,10 +272,7 @@ def test_token_ids(load: Any, make: Any, nli: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_held_was_reserved(load: Any, make: Any, tiny: Path, dtype: str) -> None:
     model: ModelSpec = make.spec(tiny, "torch-classifier", dtype=dtype)
-    answer = plugin.admission_reserve(model, [DeviceView("cpu", "cpu", 1 << 40, 1 << 40, 1 << 40)])
-    assert answer is not None
-    held = load(model).memory().devices["cpu"]
-    assert held <= answer.ranks[0].min_bytes < held + 128 * 1024
+    check_reserved(load, model)
 
 
 def test_describes_itself_without_loading(make: Any, tiny: Path) -> None:

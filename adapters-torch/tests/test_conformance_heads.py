@@ -6,34 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sie_adapters_torch import plugin as torch_plugin
-from sie_core import Adapter, Device, Item, ModelSpec
-from sie_core.memory.emulated import EmulatedDevice
-from sie_testing import AdapterConformance
-
-
-class Family(AdapterConformance):
-    @pytest.fixture
-    def plugin(self) -> Any:
-        return torch_plugin
-
-    @pytest.fixture
-    def adapter(self, model: ModelSpec) -> Adapter:
-        return torch_plugin._ADAPTERS[model.adapter]()
-
-    @pytest.fixture
-    def missing_model(self, make: Any, model: ModelSpec, tmp_path: Path) -> ModelSpec:
-        return make.spec(tmp_path / "nowhere", model.adapter)  # type: ignore[no-any-return]
-
-    @pytest.fixture
-    def texts(self) -> tuple[str, ...]:
-        return ("a red fox", "dog", "the quick fox jumps over the lazy dog under a blue house", "the river runs")
-
-
-class Emulated:
-    @pytest.fixture
-    def device(self) -> Device:
-        return EmulatedDevice("emulated:0", 8 * 1024 * 1024)
+from families import Emulated, Family
+from sie_core import Item, ModelSpec
 
 
 class CrossEncoder(Family):

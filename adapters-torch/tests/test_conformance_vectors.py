@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sie_adapters_torch import plugin as torch_plugin
-from sie_core import Adapter, Device, ModelSpec
-from sie_core.memory.emulated import EmulatedDevice
-from sie_testing import AdapterConformance
+from families import Emulated, Family
+from sie_core import ModelSpec
 
 
 def beside(name: str) -> Any:
@@ -21,30 +19,6 @@ def beside(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-class Family(AdapterConformance):
-    @pytest.fixture
-    def plugin(self) -> Any:
-        return torch_plugin
-
-    @pytest.fixture
-    def adapter(self, model: ModelSpec) -> Adapter:
-        return torch_plugin._ADAPTERS[model.adapter]()
-
-    @pytest.fixture
-    def missing_model(self, make: Any, model: ModelSpec, tmp_path: Path) -> ModelSpec:
-        return make.spec(tmp_path / "nowhere", model.adapter)  # type: ignore[no-any-return]
-
-    @pytest.fixture
-    def texts(self) -> tuple[str, ...]:
-        return ("a red fox", "dog", "the quick fox jumps over the lazy dog under a blue house", "the river runs")
-
-
-class Emulated:
-    @pytest.fixture
-    def device(self) -> Device:
-        return EmulatedDevice("emulated:0", 8 * 1024 * 1024)
 
 
 class Sparse(Family):

@@ -10,13 +10,12 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from families import check_reserved
 from numpy.typing import NDArray
-from sie_adapters_torch import plugin
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter, CrossEncoderOptions
 from sie_core import (
     BatchRequest,
     Capabilities,
-    DeviceView,
     InputTooLong,
     InvalidInput,
     Item,
@@ -305,10 +304,7 @@ def test_token_ids(load: Any, make: Any, tiny: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_held_was_reserved(load: Any, make: Any, tmp_path: Path, kind: str, dtype: str) -> None:
     model: ModelSpec = make.spec(save_ranker(make, tmp_path / kind, kind), "torch-cross-encoder", dtype=dtype)
-    answer = plugin.admission_reserve(model, [DeviceView("cpu", "cpu", 1 << 40, 1 << 40, 1 << 40)])
-    assert answer is not None
-    held = load(model).memory().devices["cpu"]
-    assert held <= answer.ranks[0].min_bytes < held + 128 * 1024
+    check_reserved(load, model)
 
 
 def test_describes_itself_without_loading(make: Any, tiny: Path) -> None:

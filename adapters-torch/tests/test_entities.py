@@ -11,12 +11,11 @@ from typing import Any
 
 import attrs
 import pytest
-from sie_adapters_torch import plugin
+from families import check_reserved
 from sie_adapters_torch.entities import EntitiesAdapter, EntityOptions
 from sie_core import (
     BatchRequest,
     Capabilities,
-    DeviceView,
     Entity,
     InputTooLong,
     InvalidInput,
@@ -240,10 +239,7 @@ def test_batches_do_not_change_the_entities(load: Any, make: Any, tiny: Path, th
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_held_was_reserved(load: Any, make: Any, tmp_path: Path, kind: str, dtype: str) -> None:
     model: ModelSpec = make.spec(save_tagger(make, tmp_path / kind, kind), "torch-entities", dtype=dtype)
-    answer = plugin.admission_reserve(model, [DeviceView("cpu", "cpu", 1 << 40, 1 << 40, 1 << 40)])
-    assert answer is not None
-    held = load(model).memory().devices["cpu"]
-    assert held <= answer.ranks[0].min_bytes < held + 128 * 1024
+    check_reserved(load, model)
 
 
 def test_describes_itself_without_loading(make: Any, tiny: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 
-from sie_core.cli.client import Client
+from sie_core.cli.client import Client, Remote
 from sie_core.cli.errors import CommandError, Exit
 from sie_core.cli.output import console, printable
 
@@ -22,7 +22,7 @@ __all__ = [
     "Timeout",
     "Truncate",
     "answer",
-    "chunks",
+    "each_answer",
     "label_of",
     "said",
     "texts_or_lines",
@@ -96,11 +96,16 @@ def _lines() -> Iterator[str]:
         raise CommandError("stdin is no UTF-8 text", exit_code=Exit.USAGE, code="INVALID_INPUT") from error
 
 
-def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """A request's worth at a time."""
+def each_answer(
+    remote: Remote, path: str, texts: Iterable[str], params: dict[str, Any], timeout_s: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each text with its answer, a request's worth at a time; what was printed for one is seen before the next."""
     source = iter(texts)
-    while chunk := list(islice(source, _CHUNK)):
-        yield chunk
+    with Client(remote) as client:
+        while chunk := list(islice(source, _CHUNK)):
+            body = {"items": [{"text": text} for text in chunk], "params": params}
+            yield from zip(chunk, answer(client, path, body, timeout_s)["items"], strict=True)
+            sys.stdout.flush()
 
 
 def label_of(text: str) -> str:

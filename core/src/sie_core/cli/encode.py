@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -17,13 +16,12 @@ from sie_core.cli.asking import (
     Texts,
     Timeout,
     Truncate,
-    answer,
-    chunks,
+    each_answer,
     label_of,
     said,
     texts_or_lines,
 )
-from sie_core.cli.client import Client, Remote, model_path
+from sie_core.cli.client import Remote, model_path
 
 __all__ = ["encode"]
 
@@ -74,13 +72,8 @@ def encode(
     if output:
         params["output_types"] = list(output)
     path = model_path("/v1/encode", model)
-    with Client(remote) as client:
-        for chunk in chunks(given):
-            body = {"items": [{"text": text} for text in chunk], "params": params}
-            items = answer(client, path, body, timeout)["items"]
-            for text, item in zip(chunk, items, strict=True):
-                _show(text, item, as_json=remote.json)
-            sys.stdout.flush()
+    for text, item in each_answer(remote, path, given, params, timeout):
+        _show(text, item, as_json=remote.json)
 
 
 def _show(text: str, item: dict[str, Any], *, as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -17,13 +16,12 @@ from sie_core.cli.asking import (
     Texts,
     Timeout,
     Truncate,
-    answer,
-    chunks,
+    each_answer,
     label_of,
     said,
     texts_or_lines,
 )
-from sie_core.cli.client import Client, Remote, model_path
+from sie_core.cli.client import Remote, model_path
 from sie_core.cli.output import printable
 
 __all__ = ["extract"]
@@ -65,16 +63,11 @@ def extract(
     if label:
         params["labels"] = list(label)
     path = model_path("/v1/extract", model)
-    with Client(remote) as client:
-        for chunk in chunks(given):
-            body = {"items": [{"text": text} for text in chunk], "params": params}
-            items = answer(client, path, body, timeout)["items"]
-            for text, item in zip(chunk, items, strict=True):
-                if remote.json:
-                    print(json.dumps({"text": text, **item}))
-                else:
-                    print("\n".join([label_of(text), *(f"  {line}" for line in _lines(item))]))
-            sys.stdout.flush()
+    for text, item in each_answer(remote, path, given, params, timeout):
+        if remote.json:
+            print(json.dumps({"text": text, **item}))
+        else:
+            print("\n".join([label_of(text), *(f"  {line}" for line in _lines(item))]))
 
 
 def _lines(item: dict[str, Any]) -> Iterator[str]:
