@@ -240,7 +240,7 @@ class GenerationEngine(SglangEngine):
     ) -> None:
         super().__init__(plan, running, accounts, capabilities, events)
         self.max_loras = plan.options.max_loras
-        self._loras = Loras(running.control, self.parking, self.max_loras, plan.options.max_lora_rank)
+        self._loras = Loras(running.control, self.parking, plan.options.max_lora_rank)
 
     def lora_reserve(self, name: str, source: str) -> DeviceNeed:
         return self._loras.reserve(source)

@@ -62,10 +62,6 @@ class Gate:
     def running(self) -> int:
         return self._running
 
-    @property
-    def is_open(self) -> bool:
-        return self._open and self._dead is None
-
     def close(self) -> None:
         with self._changed:
             self._open = False

@@ -28,9 +28,9 @@ _LOAD_S = 300.0
 class Loras:
     """The adapters that one engine has."""
 
-    def __init__(self, control: Control, parking: Parking, most: int, rank: int) -> None:
+    def __init__(self, control: Control, parking: Parking, rank: int) -> None:
         self._control, self._parking = control, parking
-        self._most, self._rank = most, rank
+        self._rank = rank
         self._loaded: set[str] = set()
 
     def reserve(self, source: str) -> DeviceNeed:

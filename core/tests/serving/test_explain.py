@@ -16,7 +16,7 @@ NOTHING = "as far back as decisions are kept"
 def status(residency: Residency = Residency.UNLOADED, **fields: object) -> ModelStatus:
     plain = ModelStatus(
         name="a", adapter="fake", residency=residency, devices=("cuda:0",), device_bytes=0, host_bytes=0, pinned=False,
-        leases=0, queued=0, epoch=1, failure=None, retry_in_s=None, capabilities=None, load_s=None, park_s=None,
+        leases=0, queued=0, epoch=1, failure=None, capabilities=None, load_s=None, park_s=None,
         wake_s=None, progress=None, spec=ModelSpec(name="a", adapter="fake"),
     )  # fmt: skip
     return attrs.evolve(plain, **fields)

@@ -96,7 +96,6 @@ class ModelStatus:
     epoch: int
     failure: LoadFailure | None
     """Why it is failed, else how its last engine died where no other came after it."""
-    retry_in_s: float | None
     capabilities: Capabilities | None
     load_s: float | None
     park_s: float | None

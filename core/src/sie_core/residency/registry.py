@@ -332,7 +332,6 @@ class Registry:
         """How one model stands. Raises ModelNotFound."""
         record = self._find(name)
         held = self._roster.ledger.holding(name)
-        now = self._roster.now()
         failure = record.failure or record.last_crash
         return ModelStatus(
             name=name,
@@ -346,7 +345,6 @@ class Registry:
             queued=len(record.tickets),
             epoch=record.epoch,
             failure=failure,
-            retry_in_s=failure.retry_in(now) if failure is not None else None,
             capabilities=record.capabilities,
             load_s=record.load_s,
             park_s=record.park_s,
