@@ -17,11 +17,6 @@ Play = Callable[..., Any]
 seeds = pytest.mark.parametrize("seed", range(5))
 
 
-@pytest.fixture
-def play(virtual_run: Play, fault_points: Callable[[str], FaultPoints]) -> Play:
-    return virtual_run
-
-
 def start(made: RecordingEngine, tokens: int = 8192, **more: Any) -> Client:
     return Client(Batcher(made, VirtualWorker("m"), BatchLimits(tokens), **more))
 

@@ -24,11 +24,6 @@ TIMES = {"load_s": 0.06, "run_s": 0.05, "offload_s": 0.04, "restore_s": 0.03}
 """All are whole numbers of steps, so that what may happen at the same time does, in the order that the seed picks."""
 
 
-@pytest.fixture
-def play(virtual_run: Play, fault_points: Callable[[str], FaultPoints]) -> Play:
-    return virtual_run
-
-
 class Site:
     def __init__(self, idle_evict_s: float) -> None:
         settings = RegistrySettings(host_cache_bytes=1024 * MIB)

@@ -36,11 +36,6 @@ Play = Callable[..., Any]
 seeds = pytest.mark.parametrize("seed", range(5))
 
 
-@pytest.fixture
-def play(virtual_run: Play, fault_points: Callable[[str], FaultPoints]) -> Play:
-    return virtual_run
-
-
 @attrs.define(eq=False)
 class Site:
     house: House
