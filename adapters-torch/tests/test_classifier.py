@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
-from families import check_reserved
+from family_scenes import check_reserved
 from sie_adapters_torch.classifier import ClassifierAdapter, ClassifierOptions
 from sie_core import (
     BatchRequest,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import Emulated, Family
+from family_scenes import Emulated, Family
 from sie_core import Item, ModelSpec
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from families import check_reserved
+from family_scenes import check_reserved
 from numpy.typing import NDArray
 from sie_adapters_torch.cross_encoder import CrossEncoderAdapter, CrossEncoderOptions
 from sie_core import (
