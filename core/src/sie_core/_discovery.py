@@ -7,12 +7,12 @@ import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 __all__ = ["GROUP", "FoundPlugin", "declared_api", "discover", "import_plugin"]
 
@@ -30,7 +30,7 @@ class FoundPlugin:
     distribution: str
     version: str
     error: str = ""
-    """Why the distribution's entry points can't be read; empty for all others."""
+    """Why it can't be used, whatever its code says; empty for all others."""
 
     @property
     def module(self) -> str:
@@ -42,20 +42,32 @@ class FoundPlugin:
 
 
 def discover() -> list[FoundPlugin]:
-    """Every entry point of the group, by name. A distribution found twice on the path counts once: the first copy."""
+    """Every entry point of the group, by name. Of a distribution that is found twice on the path one copy counts.
+
+    That is the first copy that has plugins: an older copy in front may have none, such as the metadata that a build
+    left beside an editable install. Plugins that only another copy offers are found with the reason why they are not
+    used.
+    """
     found: list[FoundPlugin] = []
-    seen: set[str] = set()
+    chosen: dict[str, list[FoundPlugin]] = {}
     for candidate in metadata.distributions():
         # Reading one file is all that the hundreds of distributions without plugins cost here.
         if not _offers_plugins(candidate):
             continue
         name = _name_of(candidate)
-        key = re.sub(r"[-_.]+", "-", name).lower()
-        if key in seen:
+        entries = _entries(name, candidate)
+        if not entries:
             continue
-        seen.add(key)
-        found.extend(_entries(name, _first_on_path(name, candidate)))
+        used = chosen.setdefault(re.sub(r"[-_.]+", "-", name).lower(), entries)
+        found += entries if used is entries else _hidden(entries, used)
     return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def _hidden(entries: Sequence[FoundPlugin], used: Sequence[FoundPlugin]) -> list[FoundPlugin]:
+    """Those of a later copy that the one in use does not have."""
+    names = {plugin.name for plugin in used}
+    why = f"another copy of {used[0].origin} comes first on the path, and has no such plugin: remove one of the two"
+    return [evolve(plugin, error=why) for plugin in entries if plugin.name not in names]
 
 
 def _offers_plugins(distribution: metadata.Distribution) -> bool:
@@ -76,15 +88,7 @@ def _name_of(distribution: metadata.Distribution) -> str:
     return name or str(distribution.locate_file(""))
 
 
-def _first_on_path(name: str, candidate: metadata.Distribution) -> metadata.Distribution:
-    # An earlier copy without plugins hides a later one with them, as it hides the later one's modules.
-    try:
-        return metadata.distribution(name)
-    except (metadata.PackageNotFoundError, ValueError):
-        return candidate
-
-
-def _entries(name: str, distribution: metadata.Distribution) -> Iterable[FoundPlugin]:
+def _entries(name: str, distribution: metadata.Distribution) -> list[FoundPlugin]:
     try:
         version = distribution.version or ""
     except Exception:

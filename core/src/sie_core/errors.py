@@ -206,25 +206,41 @@ class InvalidInput(RequestError):
 
 
 class InputTooLong(InvalidInput):
-    """An item has more tokens than the model takes, and truncation was not asked for."""
+    """An item has more tokens than the model takes, and truncation was not asked for.
+
+    ``tokens`` and ``limit`` (in tokens), where they are given, are what the message says if it is left out.
+    """
 
     code = "INPUT_TOO_LONG"
 
-    def __init__(self, *, tokens: int, limit: int, index: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        tokens: int | None = None,
+        limit: int | None = None,
+        index: int | None = None,
+        param: str | None = None,
+    ) -> None:
         self.tokens = tokens
         self.limit = limit
-        super().__init__(
-            f"the text has {tokens} tokens and the model takes {limit}: shorten it, or pass truncate: true",
-            index=index,
-        )
+        super().__init__(message or _too_long(tokens, limit), index=index, param=param)
+
+
+def _too_long(tokens: int | None, limit: int | None) -> str:
+    has = "is too long for the model" if tokens is None else f"has {tokens} tokens"
+    takes = "" if limit is None else f" and the model takes {limit}"
+    return f"the text {has}{takes}: shorten it, or pass truncate: true"
 
 
 class Unsupported(InvalidInput):
     """The model can't do what was asked; ``supported`` lists what it can."""
 
-    def __init__(self, message: str, *, supported: Sequence[str] = (), param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, supported: Sequence[str] = (), index: int | None = None, param: str | None = None
+    ) -> None:
         self.supported = tuple(supported)
-        super().__init__(message, param=param)
+        super().__init__(message, index=index, param=param)
 
 
 class BodyTooLarge(RequestError):

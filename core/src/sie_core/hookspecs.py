@@ -9,10 +9,10 @@ Project name, markers and entry-point group are all ``sie``::
     def register_adapters(registrar):
         registrar.add("my-encoder", MyAdapter)
 
-Three kinds. *Start-up* hooks run once, on the main thread, in order of registration. *Pure* hooks run inline on the
-event loop: they must return at once and may not block. *Blocking* hooks run on the engine's own worker thread under a
-deadline; the plugin that registered the model's adapter is asked first, then the others, and the first answer that is
-not ``None`` counts.
+Three kinds. *Start-up* hooks run once, on the main thread, in order of registration. *Pure* hooks run on a thread of
+the plugin's own while the event loop waits: they must return at once, and one that was too slow three times is
+disabled. *Blocking* hooks run on the engine's own worker thread under a deadline; the plugin that registered the
+model's adapter is asked first, then the others, and the first answer that is not ``None`` counts.
 """
 
 from __future__ import annotations

@@ -20,15 +20,18 @@ from attrs import evolve, field, frozen
 from sie_core import hookspecs
 from sie_core._discovery import FoundPlugin, declared_api, discover, import_plugin
 from sie_core._hookcheck import check_hooks, check_version
+from sie_core._purehooks import PureHooks, SlowHook
 from sie_core.adapter import Adapter, Device
 from sie_core.errors import PluginBroken, PluginConflict, PluginError, PluginIncompatible
-from sie_core.hookspecs import Command
+from sie_core.hookspecs import Command, VictimCandidate
 from sie_core.types import ResidencyChanged
 
-__all__ = ["AdapterEntry", "CatalogueFolder", "PluginInfo", "PluginState", "Plugins"]
+__all__ = ["AdapterEntry", "CatalogueFolder", "PluginInfo", "PluginState", "Plugins", "SlowHook"]
 
 PluginState = Literal["loaded", "refused", "broken", "conflict"]
 _BUILTIN = "core"
+_FAREWELL_S = 5.0
+"""What a plugin has to say at the end may take longer than what the event loop waits for in between."""
 _T = TypeVar("_T")
 _log = logging.getLogger("sie_core.plugins")
 
@@ -115,6 +118,7 @@ class Plugins:
         self._problems: list[PluginError] = []
         self._chains: dict[tuple[str, str | None], tuple[pluggy.HookImpl, ...]] = {}
         self._strict = False
+        self.pure = PureHooks(self._disable)
 
     @classmethod
     def load(cls, *, strict: bool | None = None, adapters: bool = True) -> Plugins:
@@ -209,26 +213,47 @@ class Plugins:
         self._collect("register_commands", accept)
         return list(commands.values())
 
+    # Pure hooks: whatever a plugin does in one, it is logged with the plugin's name and goes no further.
+
+    def rank(self, candidates: Sequence[VictimCandidate], needed: Mapping[str, int]) -> list[str] | None:
+        """Fire ``choose_victims``: the first answer that is not ``None``."""
+        for impl in self._chain("choose_victims", None):
+            answer = self._tell("choose_victims", impl, candidates=candidates, needed=dict(needed))
+            if answer is None:
+                continue
+            if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
+                return [name for name in answer if isinstance(name, str)]
+            _log.error(
+                "choose_victims of plugin %r returned %r: return a list of model names, or None",
+                *(impl.plugin_name, answer),
+            )
+        return None
+
     def notify(self, event: ResidencyChanged) -> None:
-        """Fire ``on_residency_changed``. What a plugin raises is logged and goes no further."""
-        self._tell("on_residency_changed", event=event)
+        """Fire ``on_residency_changed``."""
+        for impl in self._chain("on_residency_changed", None):
+            self._tell("on_residency_changed", impl, event=event)
 
     def shutdown(self) -> None:
-        """Fire ``on_shutdown``. What a plugin raises is logged and goes no further."""
-        self._tell("on_shutdown")
+        """Fire ``on_shutdown``."""
+        for impl in self._chain("on_shutdown", None):
+            self._tell("on_shutdown", impl, patience_s=_FAREWELL_S)
 
-    def _tell(self, hook: str, **arguments: Any) -> None:
-        for impl in self._chain(hook, None):
-            try:
-                impl.function(*[arguments[name] for name in impl.argnames])
-            except (Exception, SystemExit):
-                _log.exception("%s of plugin %r failed", hook, impl.plugin_name)
+    def _tell(self, hook: str, impl: pluggy.HookImpl, *, patience_s: float | None = None, **arguments: Any) -> Any:
+        taken = [arguments[name] for name in impl.argnames]
+        return self.pure.call(impl.plugin_name, hook, impl.function, taken, patience_s=patience_s)
+
+    def _disable(self, slow: SlowHook) -> None:
+        self._chains.clear()
+        self._note(slow.plugin, reason=f"its hook {slow.hook} is disabled: it did not return in time, three times")
 
     def _chain(self, hook: str, owner: str | None) -> tuple[pluggy.HookImpl, ...]:
         chain = self._chains.get((hook, owner))
         if chain is None:
             caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
-            impls = reversed(caller.get_hookimpls())  # pluggy lists them last call first
+            impls = [  # pluggy lists them last call first
+                impl for impl in reversed(caller.get_hookimpls()) if not self.pure.is_disabled(impl.plugin_name, hook)
+            ]
             chain = tuple(sorted(impls, key=lambda impl: impl.plugin_name != owner))
             self._chains[hook, owner] = chain
         return chain
@@ -379,8 +404,8 @@ def _is_builtin(plugin: FoundPlugin) -> bool:
 
 def _rivals(plugin: FoundPlugin, found: Sequence[FoundPlugin]) -> list[FoundPlugin]:
     """All that offer the plugin's name, when there are several. Nobody takes the built-in plugin's away."""
-    rivals = [other for other in found if other.name == plugin.name]
-    return [] if len(rivals) < 2 or _is_builtin(plugin) else rivals
+    rivals = [other for other in found if other.name == plugin.name and not other.error]
+    return [] if len(rivals) < 2 or plugin.error or _is_builtin(plugin) else rivals
 
 
 def _as_broken(plugin: str, error: BaseException, what: str) -> PluginError:

@@ -65,9 +65,10 @@ def listening() -> Start:
         load_wait_s: float = 30.0,
         body_timeout_s: float = 60.0,
         stall_timeout_s: float = 120.0,
+        plugins: Plugins | None = None,
         **settings: Any,
     ) -> AsyncIterator[Served]:
-        plugins = Plugins.load()
+        plugins = plugins or Plugins.load()
         async with running_service(queue, load_wait_s, plugins, Telemetry.disabled()) as (service, registry):
             app = create_app(
                 service,

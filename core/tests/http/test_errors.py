@@ -116,6 +116,17 @@ def test_the_table(error: SieError, native: int, openai: int, code: str, retry_a
             assert body["error"].keys() >= {"message", "type", "param", "code"}
 
 
+def test_errors_of_an_item_are_made_alike() -> None:
+    """D8: message first, then what it is about; and the old form of InputTooLong."""
+    for kind in (InvalidInput, InputTooLong, Unsupported):
+        error = kind("not this one", index=3, param="text")
+        assert (error.message, error.index, error.param) == ("not this one", 3, "text")
+    old = InputTooLong(tokens=9, limit=8, index=1)
+    assert (old.tokens, old.limit, old.index) == (9, 8, 1)
+    assert old.message.startswith("the text has 9 tokens and the model takes 8: ")
+    assert InputTooLong().message.startswith("the text is too long for the model: ")
+
+
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (119.2, "120"), (9999.0, "120")])
 def test_retry_after_is_a_whole_number_from_1_to_120(seconds: float, header: str) -> None:
     headers = dict(render(ModelLoading("x", retry_after_s=seconds), Dialect.NATIVE).headers)

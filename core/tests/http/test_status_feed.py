@@ -35,7 +35,8 @@ async def test_a_whole_snapshot_on_connect_and_then_on_change(listening: Start) 
     async with listening() as s, watch(s) as socket:
         first = await next_status(socket)
         plain = (await s.http.get("/v1/status")).json()
-        assert first.keys() == plain.keys() == {"accounts", "host_cache", "models", "uptime_s", "version"}
+        keys = {"accounts", "host_cache", "models", "slow_hooks", "uptime_s", "version"}
+        assert first.keys() == plain.keys() == keys
         assert residency(first) == "unloaded"
         latch = FaultPoints.of("mini").hold("load")
         asked = asyncio.create_task(s.embed())

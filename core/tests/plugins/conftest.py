@@ -96,9 +96,13 @@ class Site:
             {f"{module}.py": source, **(more or {})},
         )
         installer(wheel, target)
+        self.put_in_front(target)
+        return module
+
+    def put_in_front(self, target: Path) -> None:
+        """Put a folder at the head of the path."""
         self.targets.append(target)
         self._monkeypatch.syspath_prepend(str(target))
-        return module
 
     def load(self, *, strict: bool = False) -> Plugins:
         """Find and load what is installed."""

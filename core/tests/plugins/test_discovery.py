@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sie_core import __version__
+from sie_core import PluginError, __version__
 
 from .conftest import Site, build_wheel, install_with_uv, unpack
 
@@ -259,10 +259,42 @@ def test_the_same_distribution_twice_on_the_path_counts_once(site: Site) -> None
     assert (info.state, info.version) == ("loaded", "2.0")
 
 
-def test_an_earlier_copy_without_plugins_hides_a_later_one(site: Site) -> None:
-    site.install("hidden", "raise AssertionError('an older copy was used')", distribution="hidden")
-    site.install("hidden", GOOD, distribution="hidden", version="2.0", entry_points="[console_scripts]\nx = hidden:x\n")
-    assert not [each for each in site.load().info() if each.name == "hidden"]
+def stale_metadata(site: Site, name: str, entry_points: str | None) -> None:
+    """What an older build leaves beside the sources: metadata in front of everything, and no modules."""
+    folder = site.folder / f"stale-{name}" / f"{name}.egg-info"
+    folder.mkdir(parents=True)
+    (folder / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.9\n")
+    if entry_points is not None:
+        (folder / "entry_points.txt").write_text(entry_points)
+    site.put_in_front(folder.parent)
+
+
+@pytest.mark.parametrize("points", [None, "[console_scripts]\nx = hidden:x\n", "[sie]\n"])
+def test_stale_metadata_without_plugins_hide_no_plugin(site: Site, points: str | None) -> None:
+    """D6: of two copies of a distribution, the later one counts where only it has plugins."""
+    site.install("hidden", GOOD, distribution="hidden")
+    stale_metadata(site, "hidden", points)
+    info = site.info("hidden", site.load(strict=True))
+    assert (info.state, info.version) == ("loaded", "1.0")
+
+
+def test_plugins_that_stale_metadata_hide_are_listed(site: Site) -> None:
+    """D6: where both copies have plugins the first one counts, and what only the other has is told, in strict mode
+    by a start failure."""
+    points = "[sie]\nkept = keptmod\n"
+    site.install(
+        "kept", GOOD, module="keptmod", distribution="doubled", version="2.0", entry_points=f"{points}added = x\n"
+    )
+    stale_metadata(site, "doubled", points)
+    site.install("added", GOOD, distribution="of-another-author")
+    plugins = site.load()
+    assert (site.info("kept", plugins).state, site.info("kept", plugins).version) == ("loaded", "0.9")
+    added = {info.distribution: info for info in plugins.info() if info.name == "added"}
+    assert added["doubled"].state == "broken"
+    assert "another copy of doubled 0.9 comes first on the path" in added["doubled"].reason
+    assert added["of-another-author"].state == "loaded", "what is not used contests no name"
+    with pytest.raises(PluginError, match="comes first on the path"):
+        site.load(strict=True)
 
 
 def test_one_distribution_that_offers_a_name_twice_is_a_conflict(site: Site) -> None:

@@ -144,7 +144,7 @@ def test_choose_victims_takes_the_first_opinion(site: Site) -> None:
     candidates = [VictimCandidate(name, {}, 0, 1.0, None, False) for name in ("x", "y")]
     plugins = site.load()
     assert plugins.implements("choose_victims")
-    assert plugins.ask("choose_victims", owner=None, candidates=candidates, needed={"cpu": 1}) == ["y", "x"]
+    assert plugins.rank(candidates, {"cpu": 1}) == ["y", "x"]
     assert plugins.hook.choose_victims(candidates=candidates, needed={"cpu": 1}) == ["y", "x"]
 
 

@@ -12,7 +12,7 @@ from sie_core.cli.client import Client, Remote, model_path
 from sie_core.cli.errors import CommandError, Exit
 from sie_core.cli.output import local_time, print_json, print_table, printable, size
 
-__all__ = ["decisions", "explain", "models", "ps", "status"]
+__all__ = ["decisions", "explain", "models", "ps", "slow_hooks", "status"]
 
 _NO_REMOTE = Remote()
 
@@ -112,6 +112,8 @@ def status(*, remote: Remote = _NO_REMOTE) -> None:
         right=("CAPACITY", "USED", "PROMISED", "UNREALISED", "AVAILABLE"),
     )
     _host_cache(body.get("host_cache"))
+    for line in slow_hooks(body):
+        print(printable(line))
     print()
     _print_models(body.get("models", []), empty="No models are configured.")
     _failures(body.get("models", []))
@@ -192,6 +194,16 @@ def _host_cache(tier: Mapping[str, int] | None) -> None:
         return
     idle = f", and {size(tier['idle'])} kept for the next copy" if tier.get("idle") else ""
     print(f"\nHost tier: {size(tier.get('used')).replace('-', '0')} of {size(tier['budget'])} in use{idle}.")
+
+
+def slow_hooks(status: Mapping[str, Any]) -> list[str]:
+    """What the server says of hooks that did not return in time, a sentence each."""
+    return [
+        f"Plugin {slow['plugin']}: {slow['hook']} "
+        + ("is disabled until the server is restarted: it " if slow["disabled"] else "")
+        + f"did not return in time, {slow['overruns']} times."
+        for slow in status.get("slow_hooks") or ()
+    ]
 
 
 def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:

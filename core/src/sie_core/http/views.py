@@ -116,6 +116,7 @@ def server_status(status: ServerStatus, *, operator: bool) -> dict[str, Any]:
         "accounts": [account_status(account) for account in status.accounts],
         "host_cache": {"budget": tier.budget, "used": tier.used, "idle": tier.idle},
         "models": [model_status(model, operator=operator) for model in status.models],
+        "slow_hooks": [asdict(slow) for slow in status.slow_hooks],
     }
 
 

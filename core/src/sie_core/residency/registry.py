@@ -33,7 +33,7 @@ from sie_core.residency.worker import EngineWorker, Worker
 from sie_core.types import Decision, ModelSpec, Residency, ResidencyChanged
 
 if TYPE_CHECKING:
-    from sie_core.plugins import Plugins
+    from sie_core.plugins import Plugins, SlowHook
 
 __all__ = ["Registry"]
 
@@ -374,6 +374,10 @@ class Registry:
     def host_tier(self) -> HostTierStatus:
         """How full the host tier is."""
         return HostTierStatus(budget=self._tier.budget, used=self._tier.used, idle=self._tier.arena.idle)
+
+    def slow_hooks(self) -> list[SlowHook]:
+        """The plugins' hooks that did not return in time."""
+        return self._roster.plugins.pure.slow
 
     def decisions(self) -> list[Decision]:
         """The newest decisions, oldest first."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from sie_core.hookspecs import VictimCandidate
 from sie_core.residency.record import Record
-from sie_core.residency.roster import Roster, log
+from sie_core.residency.roster import Roster
 from sie_core.types import Residency
 
 __all__ = ["Victims"]
@@ -92,9 +92,6 @@ class Victims:
             )
             for name, record in ((name, roster.records[name]) for name in able)
         ]
-        try:
-            first = roster.plugins.ask("choose_victims", owner=None, candidates=asked, needed=dict(needed)) or ()
-        except Exception:  # a policy's fault must not stop admission: the core's own order serves
-            log.exception("choose_victims failed")
-            first = ()
-        return list(dict.fromkeys([*(name for name in first if name in able), *able]))
+        known = set(able)
+        first = roster.plugins.rank(asked, needed) or ()
+        return list(dict.fromkeys([*(name for name in first if name in known), *able]))

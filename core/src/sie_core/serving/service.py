@@ -29,6 +29,7 @@ from sie_core.types import (
 
 if TYPE_CHECKING:
     from sie_core.memory.ledger import AccountState
+    from sie_core.plugins import SlowHook
     from sie_core.residency import HostTierStatus, ModelStatus, Registry
 
 __all__ = ["EncodeResult", "ExtractResult", "ScoreResult", "ServerStatus", "Service"]
@@ -48,6 +49,7 @@ class ServerStatus:
     accounts: Sequence[AccountState]
     host_tier: HostTierStatus
     models: Sequence[ModelStatus]
+    slow_hooks: Sequence[SlowHook]
     uptime_s: float
     version: str
 
@@ -298,6 +300,7 @@ class Service:
             accounts=self._registry.accounts(),
             host_tier=self._registry.host_tier(),
             models=self._registry.statuses(),
+            slow_hooks=self._registry.slow_hooks(),
             uptime_s=time.monotonic() - self._began,
             version=self._version,
         )

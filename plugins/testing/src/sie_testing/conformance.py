@@ -216,7 +216,10 @@ class AdapterConformance(LifecycleConformance):
             with pytest.raises(InputTooLong) as caught:
                 engine.prepare(asking.request(engine, items, RequestParams(truncate=False), task))
             assert caught.value.index == 1
-            assert caught.value.limit <= limit < caught.value.tokens
+            said, allowed = caught.value.tokens, caught.value.limit
+            assert said is not None, "InputTooLong must say how many tokens the text has"
+            assert allowed is not None, "InputTooLong must say how many tokens the model takes"
+            assert allowed <= limit < said
             prepared = engine.prepare(asking.request(engine, items, RequestParams(truncate=True), task))
             assert 0 < prepared[1].tokens <= limit
 
