@@ -21,7 +21,7 @@ _ROOMS = {
     "sie_core.checkpoints": "TensorEntry read_header read_headers",
     "sie_core.errors": (
         "BodyTooLarge ConfigError ConfigProblem DeadlineExceeded DeviceNotFound DeviceOutOfMemory EngineDied "
-        "EngineStartError Forbidden GatedModel HookTimeout HostMemoryError HostOutOfMemory InferenceError "
+        "EngineStartError Forbidden GatedModel HookFailed HookTimeout HostMemoryError HostOutOfMemory InferenceError "
         "InputTooLong InvalidInput LedgerError LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed "
         "ModelLoading ModelNotFound ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory "
         "PluginBroken PluginConflict PluginError PluginIncompatible QueueFull RequestError ResourceExhausted "

@@ -42,6 +42,7 @@
     │   └── EngineDied
     ├── TransitionError
     │   ├── HookTimeout              a blocking hook overran its deadline
+    │   ├── HookFailed               hook, plugin: it raised what is none of these errors, or its answer can't be used
     │   ├── TransitionCancelled
     │   └── WakeCheckFailed          a woken engine answers differently
     ├── HostMemoryError              path: a limit of the host's memory that can't be read
@@ -65,6 +66,7 @@ __all__ = [
     "EngineStartError",
     "Forbidden",
     "GatedModel",
+    "HookFailed",
     "HookTimeout",
     "HostMemoryError",
     "HostOutOfMemory",
@@ -480,6 +482,28 @@ class HookTimeout(TransitionError):
         self.model = model
         self.seconds = seconds
         super().__init__(f"{hook} of model {model!r} did not return within {seconds:.1f} s")
+
+
+class HookFailed(TransitionError):
+    """A plugin's code did not keep to its contract: ``problem`` says what it raised, or what is wrong with its answer.
+
+    ``hook`` is the hook, or the method of an adapter or engine; ``raised`` the name of the exception's class, if it
+    raised one, which is then the cause.
+    """
+
+    def __init__(self, hook: str, *, plugin: str, problem: str, raised: str = "") -> None:
+        self.hook = hook
+        self.plugin = plugin
+        self.problem = problem
+        self.raised = raised
+        super().__init__(f"{hook} of plugin {plugin!r} {problem}")
+
+    @classmethod
+    def by(cls, error: BaseException, hook: str, plugin: str) -> Self:
+        """For what the plugin's code raised; raise it ``from`` that."""
+        text = str(error).strip()
+        name = type(error).__name__
+        return cls(hook, plugin=plugin, problem=f"raised {name}{': ' if text else ''}{text}", raised=name)
 
 
 class TransitionCancelled(TransitionError):

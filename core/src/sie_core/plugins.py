@@ -19,10 +19,11 @@ from attrs import evolve, field, frozen
 
 from sie_core import hookspecs
 from sie_core._discovery import FoundPlugin, declared_api, discover, import_plugin
+from sie_core._hookanswers import problem_with
 from sie_core._hookcheck import check_hooks, check_version
 from sie_core._purehooks import PureHooks, SlowHook
 from sie_core.adapter import Adapter, Device
-from sie_core.errors import PluginBroken, PluginConflict, PluginError, PluginIncompatible
+from sie_core.errors import HookFailed, PluginBroken, PluginConflict, PluginError, PluginIncompatible, SieError
 from sie_core.hookspecs import Command, VictimCandidate
 from sie_core.types import ResidencyChanged
 
@@ -173,11 +174,23 @@ class Plugins:
     def ask(self, hook: str, /, *, owner: str | None, **arguments: Any) -> Any:
         """The first answer that is not ``None``: the owner plugin's, then the others' in order of registration.
 
-        What a plugin raises propagates as it is. Callable from any thread.
+        Callable from any thread.
+
+        Raises:
+            SieError: whatever of it a plugin raises.
+            HookFailed: it raised something else, or its answer can't be used.
         """
         for impl in self._chain(hook, owner):
-            answer = impl.function(*[arguments[name] for name in impl.argnames])
+            try:
+                answer = impl.function(*[arguments[name] for name in impl.argnames])
+            except SieError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise HookFailed.by(error, hook, impl.plugin_name) from error
             if answer is not None:
+                problem = problem_with(hook, answer)
+                if problem is not None:
+                    raise HookFailed(hook, plugin=impl.plugin_name, problem=problem)
                 return answer
         return None
 

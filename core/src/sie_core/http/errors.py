@@ -113,6 +113,7 @@ RULES: dict[type[BaseException], Rule] = {
     e.InferenceError: Rule(500),
     e.NonFiniteOutput: Rule(500),
     e.EngineDied: Rule(500, retry=True),
+    e.HookFailed: Rule(500),
     e.HookTimeout: Rule(503, "RESOURCE_EXHAUSTED", retry=True),
     e.TransitionCancelled: Rule(503, "MODEL_LOADING", retry=True),
     e.WakeCheckFailed: Rule(503, "MODEL_LOADING", retry=True),

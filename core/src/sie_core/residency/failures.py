@@ -6,6 +6,7 @@ from attrs import frozen
 
 from sie_core.errors import (
     EngineDied,
+    HookFailed,
     HookTimeout,
     LoadError,
     ModelLoadFailed,
@@ -15,7 +16,7 @@ from sie_core.errors import (
     SieError,
 )
 
-__all__ = ["COOLDOWN_FIRST_S", "COOLDOWN_MOST_S", "LIVED_S", "LoadFailure", "classify", "crashed"]
+__all__ = ["COOLDOWN_FIRST_S", "COOLDOWN_MOST_S", "LIVED_S", "LoadFailure", "classify", "crashed", "unexpected"]
 
 COOLDOWN_FIRST_S = 30.0
 COOLDOWN_MOST_S = 1800.0
@@ -82,18 +83,26 @@ class LoadFailure:
 def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
     """Class a failure by its type; transient ones cool down 30 s, doubling, 30 min at most."""
     permanent = isinstance(error, LoadError) and error.permanent
+    name = type(error).__name__
     if isinstance(error, LoadError | HookTimeout | OutOfMemory):
         code, message = error.code, error.message
+    elif isinstance(error, HookFailed):
+        code, message, name = LoadError.code, error.message, error.raised or name
     else:
-        code, message = LoadError.code, f"{type(error).__name__}: {error}"
+        code, message = LoadError.code, f"{name}: {error}"
     return LoadFailure(
         code=code,
-        error_class=type(error).__name__,
+        error_class=name,
         message=message,
         attempts=attempts,
         retry_at=None if permanent else now + _cooldown(attempts),
         details=error.details if isinstance(error, SieError) else "",
     )
+
+
+def unexpected(error: BaseException) -> BaseException | None:
+    """What a plugin's code raised that is none of SIE's errors: its traceback is worth logging. ``None`` for others."""
+    return error.__cause__ if isinstance(error, HookFailed) else None
 
 
 def crashed(reason: str, details: str, *, deaths: int, now: float) -> LoadFailure:

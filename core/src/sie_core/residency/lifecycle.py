@@ -146,6 +146,12 @@ class Lifecycle:
 
     # --- what transitions share --------------------------------------------------------------------
 
+    def worker_for(self, record: Record) -> EngineWorker:
+        """A worker for the model's next engine."""
+        worker = self.make_worker(record.name)
+        worker.plugin = self.roster.owner_plugin(record) or ""
+        return worker
+
     async def ask(self, record: Record, worker: EngineWorker, hook: str, timeout: float, **arguments: Any) -> Any:
         """Ask the plugins, the adapter's own first, on the engine's thread."""
         plugins, owner = self.roster.plugins, self.roster.owner_plugin(record)

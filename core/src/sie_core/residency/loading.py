@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sie_core.adapter import AdmissionReserve, Engine, MemoryReport
 from sie_core.errors import (
     EngineStartError,
+    HookFailed,
     HookTimeout,
     OutOfMemory,
     ResourceExhausted,
@@ -15,7 +16,7 @@ from sie_core.errors import (
 )
 from sie_core.residency.admission import Placed
 from sie_core.residency.events import Events
-from sie_core.residency.failures import classify
+from sie_core.residency.failures import classify, unexpected
 from sie_core.residency.placement import views
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import HOST, log
@@ -39,7 +40,7 @@ class Loading:
     async def load(self, record: Record) -> None:
         """The transition. It ends resident, unloaded (called off, no memory), failed, or quarantined."""
         life, roster, epoch = self._life, self._life.roster, record.epoch
-        record.worker = worker = life.make_worker(record.name)
+        record.worker = worker = life.worker_for(record)
         engine: Engine | None = None
         try:
             engine = await self._admit_and_launch(record, worker, epoch)
@@ -113,7 +114,7 @@ class Loading:
             answer = await self._life.ask(
                 record, worker, "admission_reserve", timeout, model=record.spec, devices=devices
             )
-            if not isinstance(answer, AdmissionReserve) or not answer.ranks:
+            if not isinstance(answer, AdmissionReserve):
                 raise EngineStartError(
                     f"no plugin says what a model of adapter {record.spec.adapter!r} needs: its plugin must implement "
                     "the hook admission_reserve"
@@ -127,7 +128,7 @@ class Loading:
         An adapter that fails at this is not reported: the load will tell.
         """
         roster, epoch = self._life.roster, record.epoch
-        worker = self._life.make_worker(record.name)
+        worker = self._life.worker_for(record)
         try:
             known = await worker.call(
                 roster.adapter(record).describe,
@@ -156,7 +157,8 @@ class Loading:
             before = roster.used(placed.devices)
             engine = await worker.call(adapter.load, record.spec, ctx, events, hook="load", timeout=timeout)
             if not isinstance(engine, Engine):
-                raise EngineStartError(f"adapter {record.spec.adapter!r} returned {type(engine).__name__}, no engine")
+                problem = f"returned {type(engine).__name__}: return an Engine"
+                raise HookFailed("load", plugin=worker.plugin, problem=problem)
             pool = record.reserve.headroom_pool if record.reserve is not None else None
             record.seat = seat = Seat(
                 engine, worker, record.spec, record.epoch, roster.permits_of(placed.devices, pool)
@@ -213,7 +215,11 @@ class Loading:
         roster = self._life.roster
         record.attempts += 1
         record.failure = failure = classify(error, attempts=record.attempts, now=roster.now())
-        log.warning("%s: could not be loaded (%s): %s", record.name, failure.error_class, failure.whole)
+        log.warning(
+            "%s: could not be loaded (%s): %s",
+            *(record.name, failure.error_class, failure.whole),
+            exc_info=unexpected(error),
+        )
         roster.decide(record.name, "load failed", f"{failure.error_class}: {failure.message}")
         if roster.observer is not None:
             roster.observer.model_loaded(record.name, 0.0, outcome=failure.error_class)

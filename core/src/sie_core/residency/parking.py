@@ -23,6 +23,7 @@ from sie_core.errors import (
     WakeCheckFailed,
 )
 from sie_core.memory._pages import round_up
+from sie_core.residency.failures import unexpected
 from sie_core.residency.reasons import HOST_SHORT, TIER_FULL
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
@@ -53,11 +54,7 @@ class Parking:
         """What the engine's plugin says a park would take on the host."""
         timeout = self._life.roster.settings.reserve_timeout_s
         answer = await self._life.ask(record, seat.worker, "host_offload_bytes", timeout, engine=seat.engine)
-        if isinstance(answer, int):
-            return round_up(answer)
-        if answer is None or isinstance(answer, Declined):
-            return answer
-        raise TransitionError(f"host_offload_bytes returned {type(answer).__name__}: return an int, Declined or None")
+        return answer if answer is None or isinstance(answer, Declined) else round_up(int(answer))
 
     def why_not(self, record: Record) -> str | None:
         """Why the model can't be parked; ``None``: it can, if the host has room."""
@@ -104,7 +101,7 @@ class Parking:
             return
         except Exception as error:  # whatever a plugin raises: fall back to what happens without the tier
             why = error.message if isinstance(error, SieError) else f"{type(error).__name__}: {error}"
-            log.warning("%s: can't be parked, is unloaded: %s", record.name, why)
+            log.warning("%s: can't be parked, is unloaded: %s", record.name, why, exc_info=unexpected(error))
             roster.decide(record.name, "park failed", why)
             self._observe_park(record, started, type(error).__name__)
             life.unload(record, f"{reason}; could not be parked")
@@ -177,7 +174,7 @@ class Parking:
         record.ctx = ctx = self._life.context(record, timeout)
         answer, report = await self._life.move(record, seat, "offload_to_host", timeout, ctx)
         if not isinstance(answer, HostOffload):
-            raise TransitionError(f"offload_to_host returned {type(answer).__name__}, no HostOffload")
+            raise TransitionError("no plugin parks it: offload_to_host returned None")
         if seat.dead is not None:
             raise TransitionError(f"the engine died while it was parked: {seat.dead}")
         return answer, report
@@ -299,7 +296,7 @@ class Parking:
             return
         except Exception as error:  # any other failure: drop the copy and load cold, as if there were no tier
             why = error.message if isinstance(error, SieError) else f"{type(error).__name__}: {error}"
-            log.warning("%s: can't be woken, is loaded again: %s", record.name, why)
+            log.warning("%s: can't be woken, is loaded again: %s", record.name, why, exc_info=unexpected(error))
             roster.decide(record.name, "wake failed", why)
             self._observe_wake(record, started, type(error).__name__)
             life.unload(record, "could not be woken")
@@ -340,7 +337,7 @@ class Parking:
                 at_least, cause = 1, error
                 continue
             if not isinstance(answer, HostResidue):
-                raise TransitionError(f"restore_from_host returned {type(answer).__name__}, no HostResidue")
+                raise TransitionError("no plugin wakes it: restore_from_host returned None")
             if seat.dead is not None:
                 raise TransitionError(f"the engine died: {seat.dead}")
             record.resident_bytes.update({account: held for account, held in report.items() if held is not None})

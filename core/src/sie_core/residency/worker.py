@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from sie_core.errors import HookTimeout
+from sie_core.errors import HookFailed, HookTimeout, SieError
 
 __all__ = ["EngineWorker", "Worker"]
 
@@ -18,6 +18,8 @@ class EngineWorker(ABC):
     """What the lifecycle and the batcher need of a worker; sie-testing has one that runs on a virtual clock."""
 
     name: str
+    plugin: str = ""
+    """Whose adapter made the engine."""
     stuck: asyncio.Future[Any] | None = None
     """The call that nobody waits for any more: it overran its deadline, or its transition was torn."""
     current: asyncio.Future[Any] | None = None
@@ -36,6 +38,7 @@ class EngineWorker(ABC):
 
         Raises:
             HookTimeout: it did not return within ``timeout`` seconds; ``stuck`` is then its future.
+            HookFailed: it raised what is no SieError.
         """
         future = self.submit(fn, *args)
         try:
@@ -43,10 +46,16 @@ class EngineWorker(ABC):
         except asyncio.CancelledError:
             self.stuck = future  # whoever waited is gone; the call is not
             raise
+        hook = hook or getattr(fn, "__name__", "call")
         if not done:
             self.stuck = future
-            raise HookTimeout(hook or getattr(fn, "__name__", "call"), model=self.name, seconds=timeout or 0.0)
-        return future.result()
+            raise HookTimeout(hook, model=self.name, seconds=timeout or 0.0)
+        try:
+            return future.result()
+        except SieError:
+            raise
+        except Exception as error:
+            raise HookFailed.by(error, hook, self.plugin) from error
 
 
 class Worker(EngineWorker):

@@ -12,6 +12,7 @@ from attrs import define, field
 from sie_core.errors import InferenceError, InvalidInput
 from sie_core.serving._choose import Sizing, Slot, choose
 from sie_core.serving._job import Chunk, translate
+from sie_core.serving._sound import oddity
 from sie_core.types import ExtractOutput, ScoreOutput
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def prepare(engine: BatchEngine, chunks: Sequence[Chunk]) -> list[PreparedChunk]
     return done
 
 
-def run(engine: BatchEngine, chunks: Sequence[Chunk], window: list[Slot], sizing: Sizing) -> Hop:
+def run(engine: BatchEngine, chunks: Sequence[Chunk], window: list[Slot], sizing: Sizing, owner: str) -> Hop:
     """Prepare what is not prepared yet, choose, run, check: one hop to the engine's thread and back."""
     hop = Hop()
     if chunks:
@@ -83,20 +84,23 @@ def run(engine: BatchEngine, chunks: Sequence[Chunk], window: list[Slot], sizing
             window += [Slot(job, first + i, item, item.tokens) for i, item in enumerate(part.items)]
     hop.chosen = choose(window, sizing)
     if hop.chosen:
-        run_chosen(engine, hop)
+        run_chosen(engine, hop, owner)
     return hop
 
 
-def run_chosen(engine: BatchEngine, hop: Hop) -> Hop:
-    """Run ``hop.chosen``."""
+def run_chosen(engine: BatchEngine, hop: Hop, owner: str) -> Hop:
+    """Run ``hop.chosen``. ``owner``: whose engine it is, for errors."""
     hop.began = time.perf_counter()
     try:
         hop.outputs = engine.run([slot.prepared for slot in hop.chosen])
         hop.seconds = time.perf_counter() - hop.began
         if len(hop.outputs) != len(hop.chosen):
-            raise InferenceError(
-                f"the engine answered {len(hop.outputs)} of {len(hop.chosen)} items: a bug in the adapter"
-            )
+            came, due = len(hop.outputs), len(hop.chosen)
+            raise InferenceError(f"{owner} answered {came} of {due} items: a bug in the adapter")
+        asked = [slot.job.request.params.dimensions for slot in hop.chosen]
+        odd = oddity(zip(hop.outputs, asked, strict=True), engine.capabilities)
+        if odd is not None:
+            raise InferenceError(f"{owner} {odd}")
         hop.not_finite = not_finite(hop.outputs)
     except BaseException as error:
         if not _is_fault(error):

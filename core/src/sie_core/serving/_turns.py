@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sie_core.errors import DeadlineExceeded, InferenceError, NonFiniteOutput
 from sie_core.serving._hop import not_finite
 from sie_core.serving._job import translate
+from sie_core.serving._sound import oddity, whose
 from sie_core.types import Task
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ async def answer(
         if not limit.expired():
             raise
         raise DeadlineExceeded(f"the request's deadline passed while it {where}") from None
-    await _check(outputs, request)
+    await _check(outputs, request, engine, whose(lease.worker))
     return outputs
 
 
@@ -101,14 +102,19 @@ def _ask(engine: StreamEngine, request: BatchRequest) -> Awaitable[Sequence[Outp
     return engine.score(request) if request.task is Task.SCORE else engine.extract(request)
 
 
-async def _check(outputs: Sequence[Output], request: BatchRequest) -> None:
+async def _check(outputs: Sequence[Output], request: BatchRequest, engine: StreamEngine, owner: str) -> None:
     """Some at a time: a large answer stops nobody else. Raises InferenceError, NonFiniteOutput."""
     if len(outputs) != len(request.items):
-        raise InferenceError(f"the engine answered {len(outputs)} of {len(request.items)} items: a bug in the adapter")
+        raise InferenceError(f"{owner} answered {len(outputs)} of {len(request.items)} items: a bug in the adapter")
+    asked = request.params.dimensions
     bad: list[int] = []
     for first in range(0, len(outputs), _CHECKED):
         if first:
             await asyncio.sleep(0)
-        bad += [first + place for place in not_finite(outputs[first : first + _CHECKED])]
+        some = outputs[first : first + _CHECKED]
+        odd = oddity(((output, asked) for output in some), engine.capabilities)
+        if odd is not None:
+            raise InferenceError(f"{owner} {odd}")
+        bad += [first + place for place in not_finite(some)]
     if bad:
         raise NonFiniteOutput(bad)

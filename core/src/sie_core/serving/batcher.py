@@ -23,6 +23,7 @@ from sie_core.serving._hop import Hop, PreparedChunk, prepare, run, run_chosen
 from sie_core.serving._intake import Intake
 from sie_core.serving._job import TURN, Job
 from sie_core.serving._recovery import MakeRoom, Recovery
+from sie_core.serving._sound import whose
 
 if TYPE_CHECKING:
     from sie_core.adapter import BatchEngine
@@ -63,6 +64,7 @@ class Batcher:
         self.engine = engine
         self.cost = RunCost()
         self._worker = worker
+        self._owner = whose(worker)
         self._limits = limits or BatchLimits()
         self._tokeniser = tokeniser
         self._make_room = make_room
@@ -231,12 +233,12 @@ class Batcher:
             if chunks:
                 for chunk in chunks:
                     chunk.job.start()
-                future = self._worker.submit(run, self.engine, chunks, window, sizing)
+                future = self._worker.submit(run, self.engine, chunks, window, sizing, self._owner)
             else:
                 chosen = choose(window, sizing)
                 for slot in chosen:
                     slot.job.start()
-                future = self._worker.submit(run_chosen, self.engine, Hop(chosen=chosen))
+                future = self._worker.submit(run_chosen, self.engine, Hop(chosen=chosen), self._owner)
             if not self._tokenising:
                 self._tokenise()
             hop: Hop = await self._ran(future)
@@ -248,7 +250,7 @@ class Batcher:
         if self._dead is not None:
             return Hop(chosen=[*slots], error=self._dead)
         async with self._permit():
-            hop: Hop = await self._ran(self._worker.submit(run_chosen, self.engine, Hop(chosen=[*slots])))
+            hop: Hop = await self._ran(self._worker.submit(run_chosen, self.engine, Hop(chosen=[*slots]), self._owner))
         if hop.error is None:
             self._settle(hop)
         else:

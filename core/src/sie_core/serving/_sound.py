@@ -1,0 +1,77 @@
+"""Whether outputs are what the capabilities and the request say; one that is not is a bug in its adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sie_core.types import EncodeOutput, ExtractOutput, ScoreOutput, SparseVector
+
+if TYPE_CHECKING:
+    from sie_core.residency.worker import EngineWorker
+    from sie_core.types import Capabilities, Output
+
+__all__ = ["oddity", "whose"]
+
+_FLOAT32 = np.dtype(np.float32)
+_INT32 = np.dtype(np.int32)
+_OUTPUTS = (EncodeOutput, ScoreOutput, ExtractOutput)
+
+
+def whose(worker: EngineWorker) -> str:
+    """The engine of a worker, as errors name it."""
+    plugin = f" (plugin {worker.plugin!r})" if worker.plugin else ""
+    return f"the engine of model {worker.name!r}{plugin}"
+
+
+def oddity(outputs: Iterable[tuple[Output, int | None]], known: Capabilities) -> str | None:
+    """What is wrong with the first output that is odd; ``None``: nothing.
+
+    Each comes with the dimensions that its request asked for; ``None``: the model's own.
+    """
+    dims = known.dims
+    for place, (output, asked) in enumerate(outputs):
+        wrong = None
+        if not isinstance(output, _OUTPUTS):
+            wrong = f"{type(output).__name__}: it must be an EncodeOutput, a ScoreOutput or an ExtractOutput"
+        elif not isinstance(output.tokens, int | np.integer) or output.tokens < 0:
+            wrong = f"tokens={output.tokens!r}: it must be a whole number, 0 or more"
+        elif type(output) is EncodeOutput:
+            wrong = _vectors(output, dims.get("dense") if asked is None else asked, dims)
+        if wrong is not None:
+            return f"answered item {place} of its batch with {wrong}"
+    return None
+
+
+def _vectors(output: EncodeOutput, wanted: int | None, dims: Any) -> str | None:
+    dense = output.dense
+    if dense is not None:
+        if not isinstance(dense, np.ndarray):
+            return f"dense of type {type(dense).__name__}: it must be a float32 array"
+        if dense.dtype != _FLOAT32:
+            return f"dense of dtype {dense.dtype}: it must be float32"
+        if dense.ndim != 1 or (wanted is not None and dense.shape[0] != wanted):
+            return f"dense of shape {dense.shape}: it must be ({wanted if wanted is not None else 'dims'},)"
+    if output.multivector is not None:
+        matrix, width = output.multivector, dims.get("multivector")
+        if not isinstance(matrix, np.ndarray):
+            return f"multivector of type {type(matrix).__name__}: it must be a float32 array"
+        if matrix.dtype != _FLOAT32:
+            return f"multivector of dtype {matrix.dtype}: it must be float32"
+        if matrix.ndim != 2 or (width is not None and matrix.shape[1] != width):
+            shape = f"(tokens, {width if width is not None else 'dims'})"
+            return f"multivector of shape {matrix.shape}: it must be {shape}"
+    if output.sparse is not None:
+        limit = dims.get("sparse")
+        if not isinstance(output.sparse, SparseVector):
+            return f"sparse of type {type(output.sparse).__name__}: it must be a SparseVector"
+        indices, values = output.sparse.indices, output.sparse.values
+        if indices.dtype != _INT32 or values.dtype != _FLOAT32:
+            return f"sparse of dtypes {indices.dtype} and {values.dtype}: they must be int32 and float32"
+        if indices.shape != values.shape or indices.ndim != 1:
+            return f"sparse of shapes {indices.shape} and {values.shape}: they must be (nnz,)"
+        if indices.size and (indices.min() < 0 or (limit is not None and indices.max() >= limit)):
+            return f"sparse indices from {indices.min()} to {indices.max()}: they must be from 0 to {limit} (exclusive)"
+    return None

@@ -1,0 +1,178 @@
+"""Adapters and hooks that raise or answer oddly: model, plugin and hook are named, and tracebacks are logged once."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installed import install_plugin
+from sie_core import ModelSpec
+from sie_core.plugins import Plugins
+from website import MIB, Start
+
+PLUGIN = """
+    import attrs, numpy as np
+    from sie_core import *
+    sie_api = 1
+
+    @attrs.frozen
+    class Options:
+        pass
+
+    class OddEngine(BatchEngine):
+        capabilities = Capabilities(dims={{"dense": 64}}, matryoshka=None)
+
+        def __init__(self, ctx):
+            self.devices = tuple(ctx.grant.devices)
+
+        def memory(self):
+            return MemoryReport(dict.fromkeys(self.devices, 1000))
+
+        def prepare(self, request):
+            return [Prepared(1, item.text) for item in request.items]
+
+        def run(self, batch):
+            return [EncodeOutput({tokens}, {dense}) for one in batch]
+
+    class OddAdapter(Adapter):
+        options = Options
+
+        def load(self, model, ctx, events):
+            {load}
+
+    @hookimpl
+    def register_adapters(registrar):
+        registrar.add("odd", OddAdapter)
+
+    @hookimpl
+    def admission_reserve(model, devices):
+        if model.adapter == "odd":
+            return {reserve}
+
+    @hookimpl
+    def host_offload_bytes(engine):
+        if isinstance(engine, OddEngine):
+            return {announced}
+
+    @hookimpl
+    def offload_to_host(engine, ctx):
+        if isinstance(engine, OddEngine):
+            return {offload}
+"""
+FINE = {
+    "tokens": "1",
+    "dense": "np.ones(64, dtype=np.float32)",
+    "load": "return OddEngine(ctx)",
+    "reserve": "AdmissionReserve((DeviceNeed(1000),))",
+    "announced": "1000",
+    "offload": "HostOffload(1000)",
+}
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``odd(load="return 7")``: the plugins, with one of whose parts one is odd."""
+
+    def make(**parts: str) -> Plugins:
+        install_plugin(tmp_path, monkeypatch, "oddly", PLUGIN.format(**FINE | parts))
+        return Plugins.load(strict=True)
+
+    return make
+
+
+MODEL = ModelSpec("strange", "odd")
+
+FAILS = {
+    "load raises": ({"load": "self.load_nothing()"}, "load of plugin 'oddly' raised AttributeError: ", True),
+    "load exits": ({"load": "raise SystemExit(3)"}, "load of plugin 'oddly' raised RuntimeError: ", True),
+    "load returns": ({"load": "return 7"}, "load of plugin 'oddly' returned int: return an Engine", False),
+    "reserve raises": ({"reserve": "1 / 0"}, "admission_reserve of plugin 'oddly' raised ZeroDivisionError: ", True),
+    "reserve exits": (
+        {"reserve": "__import__('sys').exit(3)"},
+        "admission_reserve of plugin 'oddly' raised SystemExit: 3",
+        True,
+    ),
+    "reserve is a dict": ({"reserve": "{}"}, "admission_reserve of plugin 'oddly' returned dict: return an", False),
+    "reserve is empty": ({"reserve": "AdmissionReserve(())"}, "one DeviceNeed for each device, one at least", False),
+    "reserve is negative": (
+        {"reserve": "AdmissionReserve((DeviceNeed(-5),))"},
+        "admission_reserve of plugin 'oddly' returned ranks[0].min_bytes=-5: give bytes as an int, 0 or more",
+        False,
+    ),
+    "reserve is a float": ({"reserve": "AdmissionReserve((DeviceNeed(1.5),))"}, "ranks[0].min_bytes=1.5", False),
+    "host bytes are negative": (
+        {"reserve": "AdmissionReserve((DeviceNeed(5),), host_load_bytes=-1)"},
+        "returned host_load_bytes=-1",
+        False,
+    ),
+    "announced is a text": (
+        {"announced": "'much'"},
+        "host_offload_bytes of plugin 'oddly' returned str: return the number of bytes as an int",
+        False,
+    ),
+    "announced is negative": ({"announced": "-1"}, "host_offload_bytes of plugin 'oddly' returned -1", False),
+    "announced is True": ({"announced": "True"}, "host_offload_bytes of plugin 'oddly' returned True", False),
+}
+
+
+@pytest.mark.parametrize(("parts", "told", "traced"), FAILS.values(), ids=FAILS)
+async def test_a_load_that_a_plugin_spoils_names_it(
+    served: Start, odd: Any, caplog: pytest.LogCaptureFixture, parts: dict[str, str], told: str, traced: bool
+) -> None:
+    """D5, D7: hook and plugin in message and log, and the traceback once, of what was raised."""
+    async with served(plugins=odd(**parts), tier={"host_cache_bytes": 64 * MIB}) as s:
+        s.registry.apply([MODEL])
+        with caplog.at_level(logging.WARNING):
+            answer = await s.encode("strange")
+        assert answer.status_code == 502
+        assert told in answer.json()["detail"]["message"]
+        assert "'strange'" in answer.json()["detail"]["message"]
+        assert told in caplog.text
+        assert [bool(record.exc_info) for record in caplog.records].count(True) == traced
+
+
+async def test_a_park_that_a_plugin_spoils_names_it(served: Start, odd: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """D5: the same for a hook that moves; the model is unloaded instead."""
+    async with served(plugins=odd(offload="[].pop()"), tier={"host_cache_bytes": 64 * MIB}) as s:
+        s.registry.apply([MODEL])
+        assert (await s.encode("strange")).status_code == 200
+        with caplog.at_level(logging.WARNING):
+            await s.http.post("/v1/admin/models/strange/park", json={})
+        assert "offload_to_host of plugin 'oddly' raised IndexError: pop from empty list" in caplog.text
+        assert "Traceback" in caplog.text
+
+
+ANSWERS = {
+    "too short": ({"dense": "np.ones(10, dtype=np.float32)"}, "dense of shape (10,): it must be (64,)"),
+    "a double": ({"dense": "np.ones(64)"}, "dense of dtype float64: it must be float32"),
+    "a half": ({"dense": "np.ones(64, dtype=np.float16)"}, "dense of dtype float16: it must be float32"),
+    "a matrix": ({"dense": "np.ones((1, 64), dtype=np.float32)"}, "dense of shape (1, 64): it must be (64,)"),
+    "a list": ({"dense": "[1.0] * 64"}, "dense of type list: it must be a float32 array"),
+    "negative tokens": ({"tokens": "-3"}, "tokens=-3: it must be a whole number, 0 or more"),
+    "half a token": ({"tokens": "0.5"}, "tokens=0.5: it must be a whole number, 0 or more"),
+}
+
+
+@pytest.mark.parametrize(("parts", "told"), ANSWERS.values(), ids=ANSWERS)
+async def test_an_answer_that_is_not_what_the_model_states_is_refused(
+    served: Start, odd: Any, parts: dict[str, str], told: str
+) -> None:
+    """D7: model and plugin are named; nothing odd is handed out."""
+    async with served(plugins=odd(**parts)) as s:
+        s.registry.apply([MODEL])
+        answer = await s.encode("strange")
+        assert answer.status_code == 500
+        message = answer.json()["detail"]["message"]
+        assert f"the engine of model 'strange' (plugin 'oddly') answered item 0 of its batch with {told}" in message
+
+
+async def test_dimensions_that_were_asked_for_are_the_ones_that_count(served: Start, odd: Any) -> None:
+    """D7: a shorter vector is right where the request asks for it, and only then."""
+    async with served(plugins=odd(dense="np.ones(10, dtype=np.float32)")) as s:
+        s.registry.apply([MODEL])
+        right = await s.http.post("/v1/embeddings", json={"model": "strange", "input": "x", "dimensions": 10})
+        assert right.status_code == 200
+        wrong = await s.http.post("/v1/embeddings", json={"model": "strange", "input": "x", "dimensions": 20})
+        assert "dense of shape (10,): it must be (20,)" in wrong.json()["error"]["message"]
