@@ -52,7 +52,10 @@ __all__ = [
 
 @runtime_checkable
 class DeviceBuffer(Protocol):
-    """Bytes on an emulated device. ``view`` is writable and page-aligned; ``free`` is idempotent."""
+    """Bytes on an emulated device, held until ``free`` is called or nobody looks into them any more.
+
+    ``view`` is writable and page-aligned, and released by ``free``, which is idempotent.
+    """
 
     view: memoryview
 
@@ -154,8 +157,10 @@ class TransitionContext:
     ``deadline``: seconds on the clock of :func:`time.monotonic`; past it the engine is quarantined.
     ``cancelled``: set when the transition is no longer wanted; check it between steps and raise TransitionCancelled.
     ``progress(fraction, note)``: fraction 0 to 1, callable from any thread.
-    ``host_buffer(nbytes)``: a writable slice of the host arena that the core owns and has charged.
-    ``device_buffer(account, nbytes)``: memory of an emulated device. Raises DeviceOutOfMemory.
+    ``host_buffer(nbytes)``: a writable slice of the host copy, which the core owns and has charged. Raises
+    HostOutOfMemory beyond what was announced. Let go of it when the copy is given up.
+    ``device_buffer(account, nbytes)``: memory of an emulated device, which the engine owns: free it at park and close.
+    Raises DeviceOutOfMemory.
     """
 
     grant: Grant = field(factory=Grant)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
 from random import Random
 
 import hypothesis.strategies as st
+import numpy as np
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 from hypothesis import given, settings
@@ -66,6 +68,53 @@ def test_freeing_twice_is_once(device: EmulatedDevice) -> None:
     with pytest.raises(ValueError, match="released"):
         first.view[0]
     second.free()
+
+
+def test_a_buffer_that_is_let_go_of_is_freed_with_its_last_view(device: EmulatedDevice) -> None:
+    """D3: no byte is lost with a buffer whose owner forgot to free it, and none is taken from under a view."""
+    view = device.allocate(MIB).view
+    array = np.frombuffer(view, dtype=np.uint8)
+    view[:] = b"\x05" * MIB
+    del view
+    gc.collect()
+    assert device.used() == MIB, "an array looks into it"
+    assert array.sum() == 5 * MIB
+    del array
+    assert device.used() == 0
+    for _ in range(20):
+        device.allocate(4 * MIB)
+        assert device.used() == 0
+    device.allocate(4 * MIB).free()
+    assert device.used() == 0
+
+
+def test_buffers_lost_in_a_cycle_come_back_whenever_they_are_collected(device: EmulatedDevice) -> None:
+    """D3: the collector may run inside an allocation, in the thread that holds the device's lock."""
+    enabled, threshold = gc.isenabled(), gc.get_threshold()
+    gc.enable()
+    gc.set_threshold(1)
+    try:
+        for _ in range(100):
+            cycle: list[object] = [device.allocate(MIB)]
+            cycle.append(cycle)
+            del cycle
+    finally:
+        gc.set_threshold(*threshold)
+        if not enabled:
+            gc.disable()
+    gc.collect()
+    assert device.used() == 0
+
+
+def test_the_process_keeps_its_size_when_buffers_are_let_go_of() -> None:
+    """D3: what is dropped goes back into the reserve."""
+    device = EmulatedDevice("emulated:0", 64 * MIB)
+    before = rss()
+    for _ in range(5):
+        device.allocate(32 * MIB).view[:] = bytes(32 * MIB)
+    device.allocate(PAGE).free()
+    assert abs(rss() - before) < 4 * MIB
+    device.close()
 
 
 def test_the_last_byte_can_be_had_and_no_more(device: EmulatedDevice) -> None:

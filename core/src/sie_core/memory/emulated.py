@@ -7,6 +7,9 @@
 Every byte is in one of the three, so the process's size stays what it was at start, and an allocation succeeds
 whenever the bytes suffice: blocks are mappings of their own and can't be fragmented. What is cached is handed out again
 as it is, because touching fresh pages costs six times what copying into touched ones does.
+
+A block that was never freed comes back when nobody looks into it any more: its mapping goes to the system at once, and
+the next allocation takes as much into the reserve.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
+import weakref
 from collections import OrderedDict
 from typing import Literal
 
@@ -28,7 +32,7 @@ class EmulatedBuffer:
     """Bytes on an emulated device; ``view`` is writable, page-aligned and as long as was asked for.
 
     After ``free`` (idempotent) the view is released. Arrays that still look into it read zeros from then on and can't
-    touch what others keep on the device.
+    touch what others keep on the device. A buffer that is let go of is freed with the last view or array of it.
     """
 
     def __init__(self, device: EmulatedDevice, block: mmap.mmap | None, nbytes: int) -> None:
@@ -36,6 +40,9 @@ class EmulatedBuffer:
         self._block = block
         self.nbytes = nbytes
         self.view = memoryview(block)[:nbytes] if block is not None else memoryview(bytearray())
+        self._lost = None if block is None else weakref.finalize(block, device._dropped.append, len(block))
+        if self._lost is not None:
+            self._lost.atexit = False
 
     def free(self) -> None:
         """Give the bytes back."""
@@ -59,6 +66,9 @@ class EmulatedDevice:
         self.description = f"emulated accelerator, {format_bytes(self._total)} of RAM"
         self._lock = threading.Lock()
         self._live = 0
+        self._dropped: list[int] = []
+        """Sizes of blocks that went with the last who looked into them. Garbage collection may add to it at any point,
+        in a thread that holds the lock, too."""
         self._closed = False
         self._cache: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
         """Freed blocks by size; the size that was used longest ago first."""
@@ -71,7 +81,7 @@ class EmulatedDevice:
 
     def used(self) -> int | None:
         """Bytes in live buffers, each rounded up to pages."""
-        return self._live
+        return self._live - sum(self._dropped)
 
     def allocate(self, nbytes: int) -> EmulatedBuffer:
         """Take ``nbytes``; what they hold is undefined, as on a device.
@@ -85,6 +95,7 @@ class EmulatedDevice:
         if not size:
             return EmulatedBuffer(self, None, 0)
         with self._lock:
+            self._take_in_dropped()
             free = self._total - self._live if not self._closed else 0
             if size > free:
                 raise DeviceOutOfMemory(
@@ -117,6 +128,8 @@ class EmulatedDevice:
                 return
             with contextlib.suppress(BufferError):  # an array looks into it: then the block is exported too
                 buffer.view.release()
+            assert buffer._lost is not None
+            buffer._lost.detach()
             size = len(block)
             self._live -= size
             if self._closed:
@@ -130,6 +143,17 @@ class EmulatedDevice:
                 return
             self._cache.setdefault(size, []).append(block)
             self._cache.move_to_end(size)
+
+    def _take_in_dropped(self) -> None:
+        """Their mappings are gone: the reserve grows by as much."""
+        sizes = self._dropped[:]
+        if not sizes:
+            return
+        del self._dropped[: len(sizes)]
+        self._live -= sum(sizes)
+        if not self._closed:
+            touch(self._reserve_map, self._reserve, self._reserve + sum(sizes))
+            self._reserve += sum(sizes)
 
     def _pop_cached(self, size: int) -> mmap.mmap | None:
         blocks = self._cache.get(size)
