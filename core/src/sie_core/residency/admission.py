@@ -7,73 +7,28 @@ for memory on a device holds back younger ones there, so that small models can't
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
-from attrs import define, field
 
-from sie_core.adapter import AdmissionReserve, Grant
+from sie_core.adapter import AdmissionReserve
 from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
 from sie_core.memory.ledger import Need
-from sie_core.residency.eviction import choose
+from sie_core.residency.choosing import Choosing, all_ways
 from sie_core.residency.placement import Placement, as_it_stands, grant_for, places, regrant
+from sie_core.residency.plans import Needer, Placed, Plan
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
 from sie_core.residency.victims import Victims
 from sie_core.types import Residency
 from sie_core.units import format_bytes
 
-__all__ = ["Admission", "Needer", "Placed", "Plan"]
+__all__ = ["Admission"]
 
 _POLL_S = 0.1
 _TICK_S = 0.001
-
-
-@define(eq=False)
-class Placed:
-    """A booked admission: where the engine goes and what it may take."""
-
-    devices: tuple[str, ...]
-    grant: Grant
-
-
-@define(eq=False)
-class Plan:
-    """Victims that were named for one needer: ``draining`` have leases left, ``owing`` have not given their bytes."""
-
-    placed: Placed
-    victims: tuple[str, ...]
-    draining: set[str]
-    owing: set[str]
-    needs: tuple[Need, ...] = ()
-    staging: tuple[Need, ...] = ()
-    committed: bool = False
-
-
-@define(eq=False)
-class Needer:
-    """A model that waits for memory. ``at_least``: evict so many models even if the ledger says that it fits."""
-
-    record: Record
-    reserve: AdmissionReserve
-    future: asyncio.Future[Placed]
-    at: float
-    purpose: str = "engine"
-    at_least: int = 0
-    cause: SieError | None = None
-    wake: bool = False
-    plan: Plan | None = None
-    refused: set[str] = field(factory=set)
-
-    @property
-    def since(self) -> float:
-        oldest = self.record.oldest_ticket
-        return self.at if oldest is None else min(self.at, oldest)
-
-    @property
-    def owner(self) -> str | None:
-        """For the ledger: a parked engine's needs replace what it still holds."""
-        return self.record.name if self.wake else None
+_STAYS_S = 1.0
+"""A plan that was made anew because idle models could pay is not made anew again before that, whatever came of it."""
 
 
 class Admission:
@@ -88,6 +43,7 @@ class Admission:
         self.undrain: Callable[[Record, str], None]
         self.evict: Callable[[Record, str], None]
         self.victims = Victims(roster)
+        self._choosing = Choosing(roster, self.victims)
 
     # --- the front door ----------------------------------------------------------------------------
 
@@ -158,7 +114,7 @@ class Admission:
                 continue
             try:
                 if needer.plan is not None:
-                    self._look_at_plan(needer)
+                    self._look_at_plan(needer, held_back)
                 if needer.plan is None and not needer.future.done():
                     self._try(needer, held_back)
             except Exception as error:  # a bug of ours: this load fails, and the queue goes on for everybody else
@@ -167,7 +123,7 @@ class Admission:
         if self._poll is not None:
             self._poll.cancel()
             self._poll = None
-        if any(needer.plan is None for needer in self._waiting):
+        if any(needer.plan is None or needer.plan.draining for needer in self._waiting):
             # Guards and exemptions run out with time alone, and nobody reports that.
             now = self._roster.now()
             wait = min(_POLL_S, max(_TICK_S, self.victims.next_look - now))
@@ -210,13 +166,8 @@ class Admission:
         needer = next((needer for needer in self._waiting if needer.plan is plan), None)
         if needer is None or plan.committed:
             return
-        roster = self._roster
-        others = [name for name in self._victims(needer) if name != record.name and not roster.records[name].leases]
-        for place in self._all_ways(needer):
-            missing = roster.ledger.shortfall(place.all_needs, without={needer.record.name, *others})
-            if not missing:
-                self.refused(record, plan, "a request came for it and idle models can pay instead")
-                return
+        if self._choosing.idle_can_pay(needer, set(), but=record.name):
+            self.refused(record, plan, "a request came for it and idle models can pay instead")
 
     def fits_elsewhere(self, record: Record) -> bool:
         """Whether a cold load could get room on other devices than the ones it has, evicting whom it may."""
@@ -237,7 +188,7 @@ class Admission:
 
     # --- plans -------------------------------------------------------------------------------------
 
-    def _look_at_plan(self, needer: Needer) -> None:
+    def _look_at_plan(self, needer: Needer, held_back: set[str]) -> None:
         plan = needer.plan
         assert plan is not None
         if needer.at_least and plan.owing:
@@ -249,6 +200,12 @@ class Admission:
             self._grant(needer, plan.placed)
         elif not plan.owing:
             self._cancel_plan(needer, "its victims freed less than they held")
+        elif self._may_be_made_anew(needer, plan) and self._choosing.idle_can_pay(needer, held_back):
+            needer.stays_until = self._roster.now() + _STAYS_S
+            self._cancel_plan(needer, "idle models can pay instead")  # and another one is made in the same look
+
+    def _may_be_made_anew(self, needer: Needer, plan: Plan) -> bool:
+        return bool(plan.draining) and self._roster.now() >= needer.stays_until
 
     def _let_off(self, plan: Plan, reason: str) -> None:
         if not plan.committed:
@@ -317,55 +274,21 @@ class Admission:
     # --- planning ----------------------------------------------------------------------------------
 
     def _try(self, needer: Needer, held_back: set[str]) -> None:
-        roster = self._roster
         ways = self._ways(needer)
         if ways is None or self._squeeze_in(needer, ways[0]):
             return
-        best: tuple[tuple[float, ...], Placement, tuple[str, ...]] | None = None
-        for place in ways:
-            if self._window(needer, place) or self._waits_its_turn(needer, place, held_back):
-                continue
-            victims = choose(
-                roster.ledger, place.all_needs, self._victims(needer), at_least=needer.at_least, owner=needer.owner
-            )
-            if victims is None:
-                continue
-            cost = self._cost(place, victims)
-            if best is None or cost < best[0]:
-                best = (cost, place, victims)
+        best = self._choosing.best(needer, ways, held_back)
         if best is not None:
-            self._book(needer, best[1], best[2])
+            self._book(needer, *best)
             return
         if not self._hopeless(needer, ways):
             needer.record.blocked = "waits for memory that running models hold"
             held_back.update(account for place in ways for account in place.devices)
 
-    def _waits_its_turn(self, needer: Needer, place: Placement, held_back: set[str]) -> bool:
-        """An older load waits for room there. A wake that fits as it is never queues behind another's cold load.
-
-        Nor does a growth: its engine is at work, and the older load may well wait for just that to end.
-        """
-        if needer.purpose != "engine" or not held_back.intersection(place.devices):
-            return False
-        return not needer.wake or bool(self._roster.ledger.shortfall(place.all_needs, owner=needer.owner))
-
-    def _cost(self, place: Placement, victims: tuple[str, ...]) -> tuple[float, ...]:
-        """Least evicted first, then whose last use is longest ago, then the device with most room."""
-        roster = self._roster
-        evicted = sum(sum(roster.ledger.freed_by(name).values()) for name in victims)
-        used = max((roster.records[name].last_used for name in victims), default=0.0)
-        return evicted, used, -sum(roster.ledger.available(account) for account in place.devices)
-
-    def _all_ways(self, needer: Needer) -> list[Placement]:
-        """Where the engine could go; a parked one goes back to where it was."""
-        if needer.wake:
-            return [Placement(needer.record.devices, needer.record.booked)]
-        return places(self._roster, needer.record, needer.reserve, configured=needer.purpose == "engine")
-
     def _ways(self, needer: Needer) -> list[Placement] | None:
         """The placements that an empty machine could take; ``None`` after the needer was failed."""
         roster, record = self._roster, needer.record
-        ways = self._all_ways(needer)
+        ways = all_ways(self._roster, needer)
         if needer.wake:
             return ways
         if not ways:
@@ -424,20 +347,6 @@ class Admission:
             and any(nbytes > 0 and account in accounts for account, nbytes in held(other.name).items())
             for other in self._roster.records.values()
         )
-
-    def _window(self, needer: Needer, place: Placement) -> bool:
-        """A self-sizing engine launches alone on its devices; nobody is admitted beside one that launches."""
-        for name in self._roster.moving:
-            other = self._roster.records[name]
-            if other is needer.record:
-                continue
-            # A wake brings back what was there: only a launch sizes itself.
-            sizing = needer.reserve.self_sizing and not needer.wake
-            if other.reserve is not None and other.reserve.self_sizing and other.state is not Residency.WAKING:
-                sizing = True
-            if sizing and set(other.devices).intersection(place.devices):
-                return True
-        return False
 
     def _book(self, needer: Needer, place: Placement, victims: tuple[str, ...]) -> None:
         roster, record = self._roster, needer.record
@@ -502,9 +411,3 @@ class Admission:
         else:
             self._enter(heir, plan.needs, plan.staging, plan.victims)
         return fits
-
-    def _victims(self, needer: Needer) -> Iterator[str]:
-        """Models that may go for this needer, in the order to take them."""
-        ways = self._all_ways(needer)
-        needed = {need.account: need.static + need.context + need.headroom for need in ways[0].needs} if ways else {}
-        return self.victims.of(needer.record, needer.since, needer.refused, needed)

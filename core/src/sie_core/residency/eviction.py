@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from attrs import frozen
 
 from sie_core.memory.ledger import Need
 
-__all__ = ["Book", "choose"]
+__all__ = ["Book", "Cost", "choose", "least"]
+
+_NEARLY = 1.25
+"""Of the fewest bytes that have to go: so much more is no reason to take what was used last."""
+_T = TypeVar("_T")
 
 
 class Book(Protocol):
@@ -29,7 +35,8 @@ def choose(
     even if the ledger says that the need fits (the device said otherwise).
 
     A first pass adds up what each candidate frees alone; the exact figure, with the headroom that pools share, is then
-    asked of the ledger, and victims that turn out not to be needed are let off.
+    asked of the ledger, and victims that turn out not to be needed are let off. When nobody is left to add, the ledger
+    is asked too: the last engines of a pool free more together than each alone.
     """
     missing = book.shortfall(needs, owner=owner)
     if not missing and not at_least:
@@ -48,6 +55,8 @@ def choose(
             left = book.shortfall(needs, without=chosen, owner=owner)
             if not left:
                 return _trim(book, needs, chosen, missing, at_least, owner)
+    if chosen and len(chosen) >= at_least and not book.shortfall(needs, without=chosen, owner=owner):
+        return tuple(chosen)
     return None
 
 
@@ -69,3 +78,28 @@ def _trim(
     if len(kept) < len(chosen) and book.shortfall(needs, without=kept, owner=owner):
         return tuple(chosen)
     return tuple(kept)
+
+
+@frozen
+class Cost:
+    """What a placement costs others: how many of its victims are at work, the bytes that go, their last use (seconds).
+
+    ``room``: bytes available on its devices, which decides where all else is equal.
+    """
+
+    busy: int
+    evicted: int
+    last_used: float
+    room: int
+
+
+def least(options: Sequence[tuple[Cost, _T]]) -> _T:
+    """The option that costs others least. ``options`` must not be empty.
+
+    Fewest victims at work, whatever the bytes: a request that runs may take longer than the new one can wait. Of those,
+    the fewest bytes, and among nearly equal ones the victims that were used longest ago.
+    """
+    busy = min(cost.busy for cost, _ in options)
+    most = _NEARLY * min(cost.evicted for cost, _ in options if cost.busy == busy)
+    able = [(cost, option) for cost, option in options if cost.busy == busy and cost.evicted <= most]
+    return min(able, key=lambda one: (one[0].last_used, -one[0].room))[1]

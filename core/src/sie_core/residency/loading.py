@@ -14,10 +14,10 @@ from sie_core.errors import (
     ResourceExhausted,
     TransitionCancelled,
 )
-from sie_core.residency.admission import Placed
 from sie_core.residency.events import Events
 from sie_core.residency.failures import classify, unexpected
 from sie_core.residency.placement import views
+from sie_core.residency.plans import Placed
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import HOST, log
 from sie_core.residency.worker import EngineWorker

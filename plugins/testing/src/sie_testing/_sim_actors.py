@@ -14,6 +14,7 @@ from sie_core.residency.record import Lease
 from sie_core.residency.roster import consume
 
 from sie_testing._sim_draws import Plot, draw_model
+from sie_testing._sim_guests import long_request
 from sie_testing._sim_world import KIB, SimDeviceFull, SimFault, SimHostFull, World
 from sie_testing.faults import POINTS, FaultPoints
 from sie_testing.virtual import pause
@@ -61,6 +62,9 @@ class Actors:
     async def request(self) -> None:
         """Waits for a lease, within its time; runs a few batches; goes."""
         world, order, loop = self._world, self._order, self._world.loop
+        if self._plot.long and order.random() < 0.15:
+            await long_request(world, order, self.name())
+            return
         wait_s = order.choice([None, 0.0, 0.2, 5.0, 30.0])
         began, settings = loop.time(), world.settings.registry
         try:

@@ -27,6 +27,8 @@ class Plot:
     tearing: bool
     """Transitions are cancelled from outside."""
     activations: bool
+    long: bool
+    """Some requests take up to 40 s."""
 
 
 def draw(order: random.Random) -> Plot:
@@ -63,6 +65,7 @@ def draw(order: random.Random) -> Plot:
         tearing=order.random() < 0.25,
         hanging=order.random() < 0.25,
         activations=order.random() < 0.4,
+        long=order.random() < 0.25,
     )
 
 

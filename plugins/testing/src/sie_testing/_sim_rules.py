@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sie_core import LedgerError, Residency
 from sie_core.residency.machine import HOLDS_ENGINE, IN_TRANSITION
 
+from sie_testing._sim_plans import PlanRules
 from sie_testing._sim_world import World
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Rules:
         self._promised: dict[str, tuple[Seat, dict[str, int]]] = {}
         """By model, what was promised to its engine when it last served."""
         self._away: set[str] = set()
+        self._plans = PlanRules(world)
 
     def look(self) -> None:
         """Between two steps: the whole book when it changed. Raises BrokenRule."""
@@ -60,6 +62,8 @@ class Rules:
         self._tier()
         for record in world.records.values():
             self._record(record)
+        broken = self._plans.look()
+        _require(broken is None, broken or "")
 
     # --- the book ----------------------------------------------------------------------------------
 
