@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bge_m3_folder import save_bge_m3
 from sie_adapters_torch import plugin
 from sie_adapters_torch.bge_m3 import BgeM3Adapter, BgeM3Options
 from sie_core import (
@@ -26,24 +27,6 @@ from sie_core import (
 TOLERANCE = 1e-5
 ALL = ("dense", "sparse", "multivector")
 TEXTS = ("a red fox", "dog dog dog", "the quick fox jumps over the lazy dog . a dog : sleeps", "nonsense", "the river")
-
-
-def save_bge_m3(folder: Path, make: Any, *, dims: int = 32, pickled: bool = False) -> Path:
-    """An XLM-RoBERTa with the two heads."""
-    import torch
-    from safetensors.torch import save_file
-
-    make.transformer(folder, "xlm-roberta")
-    make.edit_json(folder / "tokenizer_config.json", eos_token="[SEP]")
-    torch.manual_seed(7)
-    # The bias keeps most of the sparse weights above 0, whatever this release's random numbers are.
-    for name, outputs, scale, bias in (("sparse_linear", 1, 0.1, 1.0), ("colbert_linear", dims, 0.3, 0.1)):
-        tensors = {"weight": torch.randn(outputs, 32) * scale, "bias": torch.full((outputs,), bias)}
-        if pickled:
-            torch.save(tensors, folder / f"{name}.pt")
-        else:
-            save_file(tensors, folder / f"{name}.safetensors")
-    return folder
 
 
 def formulas(folder: Path, text: str) -> tuple[Any, dict[int, float], Any]:

@@ -480,3 +480,20 @@ class TestTokensOnAnEmulatedDevice(Gliner):
     @pytest.fixture
     def device(self) -> Device:
         return EmulatedDevice("emulated:0", 8 * 1024 * 1024)
+
+
+def test_scores_that_are_not_numbers(opened: Any, folder: Path, copy_of: Any) -> None:
+    """C3: a text that the model makes no numbers of gets an answer that the core refuses; its neighbours theirs."""
+    import torch
+
+    engine = opened(copy_of(folder))
+    words = engine._whole.data_processor.transformer_tokenizer.get_vocab()
+    before = found_in(engine, ["a red fox", "dog"], threshold=0.0)
+    backbone = engine._whole.model.token_rep_layer.bert_layer.model
+    with torch.no_grad():
+        backbone.get_input_embeddings().weight[words["cat"]] = torch.nan
+    outputs = engine.run(engine.prepare(asking(["a red fox", "cat", "dog"], threshold=0.0)))
+    assert [[e.score for e in output.entities] for output in (outputs[0], outputs[2])] == [
+        pytest.approx([e[4] for e in each]) for each in before
+    ]
+    assert [np.isnan(each.score) for each in outputs[1].classifications] == [True]

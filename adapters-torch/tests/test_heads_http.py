@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from served import serving
 from sie_core import ModelSpec, Residency
-from sie_core.config import ServerConfig
-from sie_core.http import create_app
-from sie_core.memory.emulated import EmulatedDevice
-from sie_core.memory.ledger import Ledger
-from sie_core.plugins import Plugins
-from sie_core.residency import Registry, RegistrySettings
-from sie_core.serving import Service
+from sie_core.residency import Registry
 
 CLASSIFIER, TAGGER = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
 QUERY = "a quick dog"
@@ -41,26 +37,7 @@ def models(make: Any, tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpe
 
 @pytest.fixture
 def serve(models: list[ModelSpec]) -> Serve:
-    @asynccontextmanager
-    async def running(size: int = 8 * 1024 * 1024) -> AsyncIterator[tuple[httpx.AsyncClient, Registry]]:
-        device, ledger, plugins = EmulatedDevice("emulated:0", size), Ledger(), Plugins.load()
-        ledger.add_account("host", total=1 << 34)
-        ledger.add_account(device.name, total=device.total())
-        registry = Registry(plugins, ledger, [device], RegistrySettings(host_cache_bytes=1 << 30, load_wait_s=60))
-        registry.apply(models)
-        await registry.start()
-        service = Service(registry)
-        app = create_app(service, ServerConfig(), plugins=plugins)
-        try:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sie", timeout=60) as http:
-                yield http, registry
-        finally:
-            await registry.shutdown(20.0)
-            service.close()
-        assert not ledger.claims()
-        assert device.used() == 0
-
-    return running
+    return partial(serving, models)
 
 
 async def asked(http: httpx.AsyncClient, path: str, **body: Any) -> Any:

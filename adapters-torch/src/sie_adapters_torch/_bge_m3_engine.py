@@ -90,7 +90,7 @@ class BgeM3Engine(TextEngine):
 
     def _sparse(self, ids: NDArray[np.int64], weights: NDArray[np.float32]) -> SparseVector:
         """The largest weight that each word has, special tokens left out."""
-        kept = self._scored[ids] & (weights > 0)
+        kept = self._scored[ids] & ~(weights <= 0)  # what is not a number stays: the core refuses the text for it
         order = np.argsort(ids[kept], kind="stable")
         ids, weights = ids[kept][order], weights[kept][order]
         first = np.flatnonzero(np.diff(ids, prepend=-1))

@@ -137,7 +137,8 @@ class CrossEncoderEngine(TextEngine):
         ]
 
     def _scores(self, logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-        return activated(logits, activation)[:, self._files.label]
+        scores: NDArray[np.float32] = activated(logits, activation)[:, self._files.label]
+        return np.where(np.isfinite(logits).all(1), scores, np.nan)  # a sigmoid would make a 1 of infinity
 
     def disagreement(self, output: Output) -> str | None:
         assert isinstance(output, ScoreOutput)

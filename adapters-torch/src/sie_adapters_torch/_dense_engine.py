@@ -91,5 +91,7 @@ def _resized(vector: NDArray[Any], dims: int | None) -> NDArray[np.float32]:
     """The first ``dims`` numbers, scaled to length 1 as Matryoshka models are trained to be used."""
     if dims is None:
         return vector
+    if not np.isfinite(vector).all():
+        return np.full(dims, np.nan, np.float32)  # also where only what is cut off is damaged
     cut = vector[:dims]
     return (cut / max(float(np.linalg.norm(cut)), 1e-12)).astype(np.float32)

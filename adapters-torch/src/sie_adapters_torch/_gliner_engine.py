@@ -31,6 +31,7 @@ from sie_adapters_torch._gliner_files import GlinerFiles
 from sie_adapters_torch._gliner_weights import load_package_model
 from sie_adapters_torch._options import GlinerOptions, options_of
 from sie_adapters_torch._request import check_request, check_size, no_lora
+from sie_adapters_torch._several import not_finite
 from sie_adapters_torch._torch import out_of_memory
 from sie_adapters_torch.gliner import LABEL_TOKENS, WORK_BYTES, capabilities_of, size_of, work_bytes
 
@@ -219,9 +220,9 @@ class GlinerEngine(TorchEngine):
                 same.setdefault(text.wish, []).append(index)
 
         def part(chosen: Sequence[int]) -> None:
-            found = self._entities([texts[index] for index in chosen])
-            for index, entities in zip(chosen, found, strict=True):
-                outputs[index] = ExtractOutput(texts[index].tokens, entities=entities)
+            found = self._answers([texts[index] for index in chosen])
+            for index, answer in zip(chosen, found, strict=True):
+                outputs[index] = answer
 
         parts = [partial(part, chosen) for members in same.values() for chosen in self._groups(texts, members)]
         with out_of_memory(self._placed.account):
@@ -262,13 +263,18 @@ class GlinerEngine(TorchEngine):
         return batch, self._whole.run_batch(batch, threshold=wish.threshold)
 
     @torch.inference_mode()
-    def _entities(self, texts: Sequence[_Words]) -> list[tuple[Entity, ...]]:
+    def _answers(self, texts: Sequence[_Words]) -> list[ExtractOutput]:
         wish = texts[0].wish
         batch, output = self._forward(texts)
+        # (texts, words, …): of scores that are not numbers the package would make no entities.
+        broken = [bool(output[0][row, : len(text.words)].isnan().any()) for row, text in enumerate(texts)]
         spans = self._whole.decode_batch(
             output, batch, threshold=wish.threshold, flat_ner=wish.flat_ner, multi_label=wish.multi_label
         )
-        return [tuple(_entity(text, span) for span in found) for text, found in zip(texts, spans, strict=True)]
+        return [
+            not_finite(text.tokens) if bad else ExtractOutput(text.tokens, tuple(_entity(text, span) for span in found))
+            for text, found, bad in zip(texts, spans, broken, strict=True)
+        ]
 
 
 def _entity(text: _Words, span: Any) -> Entity:

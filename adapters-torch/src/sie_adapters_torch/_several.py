@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
-from sie_core import BatchRequest, ExtractOutput, Output, Prepared
+from sie_core import BatchRequest, Classification, ExtractOutput, Output, Prepared
 
 from sie_adapters_torch._text_engine import Text, TextEngine
 
-__all__ = ["Scored", "Several", "SeveralTexts"]
+__all__ = ["Scored", "Several", "SeveralTexts", "not_finite"]
 
 
 @frozen(eq=False)
@@ -53,7 +53,12 @@ class SeveralTexts(TextEngine):
     def run(self, batch: Sequence[Prepared]) -> Sequence[Output]:
         items: list[Several] = [each.payload for each in batch]
         rows = iter(super().run([Prepared(len(text.tokens.ids), text) for item in items for text in item.texts]))
-        return [self.combined(item, [scores_of(next(rows)) for _ in item.texts]) for item in items]
+        return [self._answer(item, [scores_of(next(rows)) for _ in item.texts]) for item in items]
+
+    def _answer(self, item: Several, scores: Sequence[NDArray[np.float32]]) -> Output:
+        if all(bool(np.isfinite(rows).all()) for rows in scores):
+            return self.combined(item, scores)
+        return not_finite(item.tokens)
 
     # --- the wake check, on the scores as the model gives them ---------------------------------------
 
@@ -66,6 +71,11 @@ class SeveralTexts(TextEngine):
 
     def disagreement(self, output: Output) -> str | None:
         return None if np.isfinite(scores_of(output)).all() else "its scores are not finite"
+
+
+def not_finite(tokens: int) -> ExtractOutput:
+    """For scores that are not numbers, of which nothing would be found: an answer that the core refuses."""
+    return ExtractOutput(tokens, classifications=(Classification("", float("nan")),))
 
 
 def scores_of(output: Output) -> NDArray[np.float32]:

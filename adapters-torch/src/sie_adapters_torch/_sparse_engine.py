@@ -115,8 +115,9 @@ class SparseEngine(TextEngine):
 
     def _output(self, text: Text, weights: NDArray[np.float32]) -> EncodeOutput:
         top_k, threshold = (self._top_k, self._threshold) if text.wish else (None, 0.0)
-        indices = np.flatnonzero(weights > threshold)
-        if top_k is not None and len(indices) > top_k:
+        # What is not a number is above every threshold and among every top: the core refuses the text for it.
+        indices = np.flatnonzero(~(weights <= threshold))
+        if top_k is not None and len(indices) > top_k and np.isfinite(weights).all():
             # Of equal weights the first ones.
             indices = np.sort(indices[np.argsort(-weights[indices], kind="stable")[:top_k]])
         vector = SparseVector(indices.astype(np.int32), weights[indices])
