@@ -33,20 +33,21 @@ class Changes:
             record = self._roster.records.get(name)
             if record is None:
                 self._roster.records[name] = record = Record(spec=spec, epoch=self._roster.next_epoch())
+                record.pinned_in_file = spec.pinned
                 self._check_adapter(record)
             elif record.removed or record.spec.engine_key() != spec.engine_key():
+                if record.removed:
+                    record.pinned_by_hand = None
                 record.removed = False
-                record.spec = spec
                 record.epoch = self._roster.next_epoch()
+                record.configure(spec)
                 record.failure, record.attempts, record.deaths = None, 0, 0
                 record.last_crash = None
                 record.reserve = record.capabilities = None
                 self._retire(record, "configuration changed")
                 self._check_adapter(record)
             else:
-                record.spec = spec
-                if record.seat is not None:
-                    record.seat.model = spec
+                record.configure(spec)
                 self._life.idle.arm(record)
             self._life.loras.configure(record)
 

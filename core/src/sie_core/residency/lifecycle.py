@@ -61,6 +61,8 @@ class Lifecycle:
         self.loras = Loras(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._growths = 0
+        self.left_pinned: Callable[[Record], None]
+        """Told of a pinned model that was unloaded though no operator asked for it."""
         admission.drain = self.drains.begin
         admission.undrain = self.drains.call_off
         admission.evict = self.evict
@@ -272,8 +274,11 @@ class Lifecycle:
             record.failure = crashed(*record.crash, deaths=record.deaths, now=roster.now())
         after = _R.FAILED if record.failure is not None else _R.UNLOADED
         roster.set(record, after, reason)
+        asked = bool(record.unload_waiters or record.park_waiters) or record.removed or roster.closing
         self.admission.gone(record)
         self.settle(record)
+        if record.spec.pinned and record.state is _R.UNLOADED and not asked:
+            self.left_pinned(record)
 
     # --- what becomes of a model in a stable state -------------------------------------------------
 

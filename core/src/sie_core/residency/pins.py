@@ -1,4 +1,7 @@
-"""Pinned models: loaded at the start and with every configuration, and refused where they can't all be resident."""
+"""Pinned models: loaded at the start, with every configuration, and when one has left though nobody asked for that.
+
+They are refused where they can't all be resident.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ class Pins:
         self._load_model = load_model
         self._make_worker = make_worker
         self._started = False
+        life.left_pinned = self._load
 
     async def start(self) -> None:
         """Check that they fit together, and load them in the background. Raises ConfigError."""
@@ -46,10 +50,14 @@ class Pins:
     def load(self) -> None:
         """Load those that are unloaded; nothing before the server has started."""
         for record in self._roster.records.values():
-            if self._started and record.spec.pinned and record.state is _R.UNLOADED:
-                task = asyncio.get_running_loop().create_task(self._load_model(record.name))
-                task.add_done_callback(_note_failure)
-                self._life.keep(task)
+            if record.spec.pinned and record.state is _R.UNLOADED:
+                self._load(record)
+
+    def _load(self, record: Record) -> None:
+        if self._started:
+            task = asyncio.get_running_loop().create_task(self._load_model(record.name))
+            task.add_done_callback(_note_failure)
+            self._life.keep(task)
 
     async def _check(self, pinned: Sequence[Record]) -> None:
         """Book them one after the other, as they would be loaded, and take it all back."""

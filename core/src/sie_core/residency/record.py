@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from types import TracebackType
 from typing import Any
 
+import attrs
 from attrs import define, field, frozen
 
 from sie_core.adapter import AdmissionReserve, Declined, Engine, TransitionContext
@@ -297,6 +298,9 @@ class Record:
     """How the engine died whose unload is under way: in a line, and in detail."""
     last_crash: LoadFailure | None = None
     """How the last engine died, until the next one is there: to be shown, it refuses nothing."""
+    pinned_in_file: bool = False
+    pinned_by_hand: bool | None = None
+    """What an operator said last, if anything; it stands until the configuration says something else."""
     drain: Drain | None = None
     retire: str | None = None
     """Unload as soon as the state allows, for this reason."""
@@ -332,6 +336,23 @@ class Record:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    def configure(self, spec: ModelSpec) -> None:
+        """Take over what the configuration says. A pin set by hand outlives one that says about it what it said."""
+        if spec.pinned != self.pinned_in_file:
+            self.pinned_by_hand = None
+        self.pinned_in_file = spec.pinned
+        self._take(spec)
+
+    def pin(self, pinned: bool) -> None:
+        """By hand."""
+        self.pinned_by_hand = pinned
+        self._take(self.spec)
+
+    def _take(self, spec: ModelSpec) -> None:
+        self.spec = spec if self.pinned_by_hand is None else attrs.evolve(spec, pinned=self.pinned_by_hand)
+        if self.seat is not None and self.seat.epoch == self.epoch:
+            self.seat.model = self.spec
 
     @property
     def leases(self) -> int:

@@ -233,13 +233,12 @@ class Registry:
         return self._lifecycle.parking.why_not(self._find(name))
 
     def pin(self, name: str, pinned: bool = True) -> None:
-        """A pinned model is never a victim; it still unloads on request, configuration change and shutdown."""
-        import attrs
+        """A pinned model is never a victim; it still unloads on request, configuration change and shutdown.
 
+        This stands until the configuration says something else about the model's pin, or the server ends.
+        """
         record = self._find(name)
-        record.spec = attrs.evolve(record.spec, pinned=pinned)
-        if record.seat is not None:
-            record.seat.model = record.spec
+        record.pin(pinned)
         if pinned and record.drain is not None and record.drain.plan is not None:
             self._admission.refused(record, record.drain.plan, "it was pinned")
         elif not pinned:

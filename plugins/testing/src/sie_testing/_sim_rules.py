@@ -49,6 +49,8 @@ class Rules:
         world, ledger = self._world, self._world.ledger
         if world.problems:
             raise BrokenRule(world.problems[0])
+        broken = world.pinned.look()
+        _require(broken is None, broken or "")
         if not ledger.dirty:
             return
         ledger.dirty = False

@@ -10,11 +10,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import define, field
-from sie_core import DeviceOutOfMemory, HostOutOfMemory, ModelSpec, ResidencyChanged
+from sie_core import DeviceOutOfMemory, HookFailed, HostOutOfMemory, ModelSpec, ResidencyChanged
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
 
+from sie_testing._sim_pins import Pinned
 from sie_testing.fake import FakeLifecycle
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import VirtualClockLoop, VirtualWorker
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sie_core.residency.record import Record, Seat
     from sie_core.residency.tier import HostTier
 
-__all__ = ["KIB", "SimDevice", "SimDeviceFull", "SimFault", "SimHostFull", "World", "WorldSettings"]
+__all__ = ["KIB", "SimDevice", "SimDeviceFull", "SimFault", "SimHostFull", "World", "WorldSettings", "injected"]
 
 KIB = 1024
 _MUTATORS = (
@@ -42,6 +43,13 @@ class SimDeviceFull(DeviceOutOfMemory):
 
 class SimHostFull(HostOutOfMemory):
     """Injected."""
+
+
+def injected(error: BaseException) -> bool:
+    """Whether the simulation made this error itself, also where the core has named its hook."""
+    if isinstance(error, HookFailed) and error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, SimFault | SimDeviceFull | SimHostFull)
 
 
 @cache
@@ -128,7 +136,7 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, SimFault | SimDeviceFull | SimHostFull):
+        if error is not None and not injected(error):
             self.found.append(f"logged: {record.getMessage()}: {type(error).__name__}: {error}")
 
 
@@ -164,6 +172,7 @@ class World:
     host_foreign: int = 0
     on_await: Callable[[asyncio.Task[Any], Any], None] | None = None
     """Told of every await of a transition, with the future that it waits for."""
+    pinned: Pinned = field(init=False)
     _handler: _Errors = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -181,6 +190,7 @@ class World:
             make_worker=VirtualWorker,
             host_available=self.host_available if settings.watch_host else None,
         )
+        self.pinned = Pinned(self)
         self.registry.subscribe(self._changed)
         self._handler = _Errors(self.problems)
         log = logging.getLogger("sie.residency")
@@ -228,6 +238,7 @@ class World:
     def _changed(self, event: ResidencyChanged) -> None:
         self.ledger.dirty = True
         self.counts[f"{event.before}->{event.after}"] += 1
+        self.pinned.heard(event)
         self.trace.append(f"{self.loop.time():9.3f} {event.model}: {event.before} -> {event.after} ({event.reason})")
 
     def note(self, text: str) -> None:
@@ -295,4 +306,4 @@ class _Watched(Coroutine[Any, Any, Any]):
 def models_of(world: World, specs: Sequence[ModelSpec]) -> None:
     """Configure the models, with no fault of an earlier run left."""
     FaultPoints.reset_all()
-    world.registry.apply(specs)
+    world.pinned.apply(specs)
