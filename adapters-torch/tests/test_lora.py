@@ -121,8 +121,11 @@ def folder_of(source: str) -> Path:
         {"target_modules": ["query", "output.dense"], "rank_pattern": {"query": 2}, "alpha_pattern": {"query": 40}},
         {"target_modules": ["query", "intermediate.dense"], "use_dora": True},
         {"target_modules": ["value"], "layers_to_transform": [1, 4], "lora_bias": True, "lora_dropout": 0.5},
+        {"target_modules": r".*\.[02]\..*(query|value)", "exclude_modules": r".*\.2\..*value"},
+        {"target_modules": ["query", "key"], "rank_pattern": {r"layer\.[0-3]\..*key": 2, "^encoder.*5.*": 3}},
+        {"target_modules": ["value"], "layers_to_transform": [1], "layers_pattern": "lay.r"},
     ],
-    ids=["plain", "all-linear", "embeddings", "patterns", "dora", "layers"],
+    ids=["plain", "all-linear", "embeddings", "patterns", "dora", "layers", "an expression", "expressions", "layers'"],
 )
 def test_the_vectors_are_those_of_peft(
     load: Any, make: Any, minilm: ModelSpec, base: Path, lora: Any, settings: dict[str, Any]
@@ -375,6 +378,16 @@ LOADING_TELLS: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("a wrong rank", config(r="many"), ModelSourceInvalid, "does not fit the model"),
     ("no layer for it", config(target_modules=["LayerNorm"]), ModelSourceInvalid, "does not fit the model.*LayerNorm"),
     ("a task's model", renamed("model.encoder", "model.bert.encoder"), ModelSourceInvalid, "no place for bert.encoder"),
+    # F4: patterns that would hold the process for ever.
+    ("modules without end", config(target_modules=r"(\w+\.?)+!"), ModelSourceInvalid, "target_modules take more than"),
+    ("none of them without end", config(exclude_modules=r"(\w+\.?)+!"), ModelSourceInvalid, "exclude_modules take"),
+    ("ranks without end", config(rank_pattern={r"(\w+\.?)+!": 2}), ModelSourceInvalid, "rank_pattern take more than"),
+    ("alphas without end", config(alpha_pattern={"query": 2, r"(\w+\.?)+!": 2}), ModelSourceInvalid, "alpha_pattern"),
+    ("layers without end", config(layers_to_transform=[0], layers_pattern=[r"(\w+\.?)+!"]), ModelSourceInvalid,
+     "layers_pattern take more than"),
+    ("a pattern with deep nests", config(target_modules="(?:" * 60 + "x" + "{,99})" * 60), ModelSourceInvalid, "LoRA"),
+    ("names without end", config(target_modules=[f"m{n}" for n in range(5001)]), ModelSourceInvalid, "5001 entries"),
+    ("no expression", config(target_modules="(query"), ModelSourceInvalid, "does not fit the model"),
     ("other shapes", weights(lambda tensors: {name: tensor[:, :3].contiguous() for name, tensor in tensors.items()}),
      ModelSourceInvalid, "size mismatch"),
 ]  # fmt: skip

@@ -31,7 +31,9 @@ from sie_core import (
 
 from sie_adapters_torch._backbone import Backbone, Packed
 from sie_adapters_torch._lora_files import LoraFiles, bounded_ranks, lora_files, only_lora
+from sie_adapters_torch._lora_patterns import check_patterns
 from sie_adapters_torch._options import LoadOptions
+from sie_adapters_torch._source import LORA_CONFIG
 from sie_adapters_torch._torch import free_all, out_of_memory, place_in_buffer, realised_bytes, torch_device
 from sie_adapters_torch._weights import unused
 
@@ -238,6 +240,7 @@ def _inject(twin: torch.nn.Module, files: LoraFiles, is_loaded: Callable[[str], 
         peft: Any = import_module("peft")
         known = {entry for entry in peft.LoraConfig.__dataclass_fields__ if entry not in _TRAINING}
         settings = {key: value for key, value in files.config.items() if key in known}
+        check_patterns(files.folder / LORA_CONFIG, settings, [name for name, _ in twin.named_modules()])
         weights = peft.utils.load_peft_weights(str(files.folder), device="cpu")
         only_lora(files.folder, list(weights))
         settings |= bounded_ranks(files.folder, settings, _rank_of(weights))
