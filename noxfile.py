@@ -128,6 +128,17 @@ def _pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None)
     session.run("pytest", "--timeout=300", *args, *session.posargs, env=settings)
 
 
+def _install_program(session: nox.Session, name: str) -> bool:
+    """Install a program where Debian's packages can be; whether it is there."""
+    if shutil.which(name):
+        return True
+    if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get")):
+        return False
+    session.run("apt-get", "update", "-qq", external=True)
+    session.run("apt-get", "install", "-y", "-qq", name, external=True)
+    return shutil.which(name) is not None
+
+
 # --- serve -------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +253,15 @@ def system(session: nox.Session) -> None:
     _pytest(session, "tests/cli", "tests/host_tier", "tests/bench")
 
 
+@nox.session(python=TORCH_PYTHON, default=False)
+def browser(session: nox.Session) -> None:
+    """What web pages can do to a server, in a real Chromium, which is installed where it can be."""
+    if not _install_program(session, "chromium"):
+        session.warn("there is no Chromium on PATH, and it can't be installed: the tests will be skipped")
+    session.install("-e", "core", "-e", "plugins/testing", *PYTEST)
+    _pytest(session, "tests/browser")
+
+
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Every example of the documentation, run for real."""
@@ -311,12 +331,8 @@ def infinity(session: nox.Session) -> None:
 @nox.session(python=TORCH_PYTHON, reuse_venv=True, default=False, requires=["infinity"])
 def bench(session: nox.Session) -> None:
     """Side by side with a peer and the raw model. `-- overhead` runs one measure, `-- --help` lists them."""
-    if not shutil.which("wrk"):
-        root = hasattr(os, "geteuid") and os.geteuid() == 0
-        if not (root and shutil.which("apt-get")):
-            session.error("the load comes from wrk, which is not installed: apt-get install wrk, or brew install wrk")
-        session.run("apt-get", "update", "-qq", external=True)
-        session.run("apt-get", "install", "-y", "-qq", "wrk", external=True)
+    if not _install_program(session, "wrk"):
+        session.error("the load comes from wrk, which is not installed: apt-get install wrk, or brew install wrk")
     _install_torch_stack(session, "-e", "plugins/testing", "-e", "adapters-sglang")
     session.install("--no-deps", SPLADE)
     peer = Path(session.virtualenv.location).parent / "infinity" / "bin" / "infinity_emb"

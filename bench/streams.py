@@ -72,7 +72,7 @@ class _Reader(asyncio.Protocol):
         self._wanted, self._until = wanted, until
         body = {"model": "chat", "stream": True, "max_tokens": wanted.pieces}
         data = json.dumps({**body, "messages": [{"role": "user", "content": "Hello"}]}).encode()
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n"
         self._request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.in_time = self.all = 0

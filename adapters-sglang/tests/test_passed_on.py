@@ -90,7 +90,7 @@ def heard(helpers: Any, server: Any, stream: bool) -> dict[str, Any]:
 
 
 def client_of(server: Any) -> Any:
-    return openai.AsyncOpenAI(base_url="http://sie/v1", api_key="none", http_client=server.http, max_retries=0)
+    return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=server.http, max_retries=0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -32,7 +32,9 @@ async def serving(
     service = Service(registry)
     app = create_app(service, ServerConfig(), plugins=plugins)
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sie", timeout=60) as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60
+        ) as http:
             yield http, registry
     finally:
         await registry.shutdown(20.0)

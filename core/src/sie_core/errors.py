@@ -276,7 +276,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The key is known, and its role does not allow this."""
+    """The role of the key does not allow this; or a browser asks for a web page or under a name that may not ask."""
 
     code = "FORBIDDEN"
 

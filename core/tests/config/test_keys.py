@@ -109,3 +109,56 @@ def test_nobody_else_is_let_in_without_keys(write: Write) -> None:
 )
 def test_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ("allowed_hosts: [sie.example, 'http://x']", "names without scheme, port and path, and 'http://x' is not one"),
+        ("allowed_hosts: ['sie.example:8080']", "'sie.example:8080' is not one"),
+        ("allowed_hosts: ['[::1]:80']", "'[::1]:80' is not one"),
+        ("cors_origins: [app.example]", "origins such as https://app.example, without a path, and 'app.example' is"),
+        ("cors_origins: ['https://app.example/']", "'https://app.example/' is not one"),
+        ("cors_origins: ['null']", "'null' is not one"),
+        ("root_path: sie", "must be a path such as /sie"),
+        ("root_path: /a//b", "must be a path such as /sie"),
+        ("root_path: /", None),
+        ("allowed_hosts: ['*', sie.example, 192.168.1.7, '::1', '[::1]', my_host]", None),
+        ("cors_origins: ['*', 'https://app.example', 'http://[::1]:3000', 'chrome-extension://abcdef']", None),
+    ],
+)
+def test_hosts_origins_and_prefixes_are_checked(server: str, message: str | None, write: Write) -> None:
+    """F1, G7: a slip in a setting that opens the server is found before it is served."""
+    path = write(f"server: {{{server}}}\n")
+    if message is None:
+        load_config(path, environ={})
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ={})
+    assert message in str(caught.value)
+
+
+def test_lists_in_variables_and_flags_have_commas(write: Write) -> None:
+    """F1, G7: containers are configured by variables."""
+    given = load_config(
+        environ={"SIE_ALLOWED_HOSTS": "sie, sie.example"}, flags={"--cors-origins": "https://a.example"}
+    )
+    assert given.server.allowed_hosts == ("sie", "sie.example")
+    assert given.server.cors_origins == ("https://a.example",)
+    path = write("server: {allowed_hosts: [a]}\n")
+    assert load_config(path, environ={"SIE_ALLOWED_HOSTS": "off"}).server.allowed_hosts == ()
+
+
+@pytest.mark.parametrize(
+    ("server", "warned"),
+    [
+        ("{}", ""),
+        ("{host: 0.0.0.0, allow_insecure_bind: true}", "everybody who can reach 0.0.0.0"),
+        ("{cors_origins: ['*']}", "every web page"),
+        (f"{{host: 0.0.0.0, cors_origins: ['*'], api_keys: ['admin:me:{'0' * 64}']}}", ""),
+    ],
+)
+def test_what_lets_strangers_in_is_warned_of(server: str, warned: str, write: Write) -> None:
+    """F1: asked for in so many words, and still said at every start."""
+    warnings = load_config(write(f"server: {server}\n"), environ={}).warnings
+    assert (warned in "".join(warnings)) if warned else warnings == ()

@@ -54,7 +54,8 @@ def test_every_default_can_be_given_as_a_flag_a_variable_and_in_the_file() -> No
     for info in options():
         if info.flag is None or info.env is None:
             continue
-        text = "off" if info.default is None and "null" in info.expects else str(info.default).lower()
+        nothing = info.default == () or (info.default is None and "null" in info.expects)
+        text = "off" if nothing else str(info.default).lower()
         if info.key in ("server.api_keys_file", "telemetry.log_file", "telemetry.otlp_endpoint"):
             assert info.default is None
             text = "off"

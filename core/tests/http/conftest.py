@@ -48,8 +48,8 @@ def served() -> Start:
         async with running_service(queue, load_wait_s, plugins, telemetry, **(tier or {})) as (service, registry):
             app = create_app(service, ServerConfig(**settings), plugins=plugins, telemetry=telemetry)
             transport = ASGITransport(app, raise_app_exceptions=True)
-            async with httpx.AsyncClient(transport=transport, base_url="http://sie") as http:
-                yield Served(http, service, registry, app, "http://sie")
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                yield Served(http, service, registry, app, "http://localhost")
 
     return start
 

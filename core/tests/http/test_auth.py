@@ -65,6 +65,23 @@ async def test_the_scheme_is_read_in_any_case(served: Start) -> None:
     assert response.status_code == 200
 
 
+@pytest.mark.parametrize("name", ["api-key", "x-api-key"])
+async def test_keys_in_headers_of_their_own(served: Start, name: str) -> None:
+    """G7: clients of other services send their key in ``api-key`` or ``x-api-key``."""
+    async with served(api_keys=KEYS) as s:
+
+        async def status(path: str, **headers: str) -> int:
+            return (await s.http.get(path, headers=headers)).status_code
+
+        assert await status("/v1/models", **{name: "in-key"}) == 200
+        assert await status("/v1/models", **{name: "wrong"}) == 401
+        assert await status("/v1/models", **{name: ""}) == 401
+        assert await status("/v1/admin/decisions", **{name: "in-key"}) == 403
+        assert await status("/v1/admin/decisions", **{name: "root-key"}) == 200
+        assert await status("/v1/models", authorization="Basic eDp5", **{name: "in-key"}) == 200
+        assert await status("/v1/models", authorization="Bearer wrong", **{name: "in-key"}) == 401, "Bearer goes first"
+
+
 async def test_refusals_speak_the_dialect_of_their_path(served: Start) -> None:
     async with served(api_keys=KEYS) as s:
         openai = await s.embed()
@@ -84,12 +101,27 @@ async def test_a_prefix_does_not_open_the_admin_routes(served: Start, root: str)
     headers = {"authorization": "Bearer in-key"}
     async with served(api_keys=KEYS) as s:
         transport = httpx.ASGITransport(s.app, root_path=root)
-        async with httpx.AsyncClient(transport=transport, base_url="http://sie") as behind:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as behind:
             path = root.rstrip("/") + "/v1/admin/decisions"
             forbidden = await behind.get(path, headers=headers)
             allowed = await behind.get(path, headers={"authorization": "Bearer root-key"})
             models = await behind.get(root.rstrip("/") + "/v1/models", headers=headers)
     assert [forbidden.status_code, allowed.status_code, models.status_code] == [403, 200, 200]
+
+
+@pytest.mark.parametrize("root", ["/sie", "/sie/", "/a/b"])
+async def test_a_prefix_is_a_setting(served: Start, root: str) -> None:
+    """G7: ``server.root_path``, for proxies that leave the prefix in the path and for those that take it off."""
+    headers = {"authorization": "Bearer in-key"}
+    prefix = root.rstrip("/")
+    async with served(api_keys=KEYS, root_path=root) as s:
+        found = {
+            path: (await s.http.get(path, headers=headers)).status_code
+            for path in (f"{prefix}/v1/models", "/v1/models", f"{prefix}x/v1/models", f"{prefix}/v1/admin/decisions")
+        }
+        document = (await s.http.get(f"{prefix}/openapi.json", headers=headers)).json()
+    assert list(found.values()) == [200, 200, 404, 403]
+    assert document["servers"][0]["url"] == prefix
 
 
 async def test_without_keys_everything_is_allowed(served: Start) -> None:

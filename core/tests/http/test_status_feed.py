@@ -132,7 +132,7 @@ async def test_a_refused_client_that_leaves_at_once_holds_nothing(listening: Sta
         host, port = s.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"GET /ws/status HTTP/1.1\r\nhost: sie\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"GET /ws/status HTTP/1.1\r\nhost: [::1]\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         )
         writer.transport.abort()

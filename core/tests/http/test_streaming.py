@@ -17,9 +17,8 @@ WORD = "w" * 1000
 
 def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
     payload = json.dumps({"stream": True, **body}).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: sie\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
-    )
+    lines = f"POST {path} HTTP/1.1", "host: [::1]", "content-type: application/json", f"content-length: {len(payload)}"
+    head = "\r\n".join((*lines, "", ""))
     return head.encode() + payload
 
 

@@ -135,7 +135,7 @@ def _metavar(info: OptionInfo) -> str | None:
 
 def _default(info: OptionInfo) -> Any:
     """The default as people write it; False where showing one would say nothing."""
-    if info.default in (None, False):
+    if info.default in (None, False, (), ""):
         return False
     is_size = "size" in info.expects and isinstance(info.default, int)
     text = format_bytes(info.default) if is_size else str(info.default)

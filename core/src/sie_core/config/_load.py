@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import attrs
 
@@ -77,7 +77,7 @@ class _Loading:
             **sections,
             models=models,
             path=file,
-            warnings=self._slips(),
+            warnings=(*self._slips(), *_exposed(sections["server"])),
             origins=self.origins,
             model_values=values,
         )
@@ -216,6 +216,24 @@ class _Loading:
         return tuple(found)
 
 
+def _exposed(server: Any) -> list[str]:
+    """What lets strangers in, for an operator who may not have meant it."""
+    if server.api_keys:
+        return []
+    found = []
+    if not is_loopback(server.host):
+        found.append(
+            f"no API keys: everybody who can reach {server.host} may use and administer this server; requests that "
+            "call it by a name, not by an IP address, need that name in server.allowed_hosts"
+        )
+    if "*" in server.cors_origins:
+        found.append(
+            "no API keys, and server.cors_origins is '*': every web page that a browser on this machine opens may use "
+            "and administer this server"
+        )
+    return found
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
     import ipaddress
@@ -239,15 +257,22 @@ def _order(problem: ConfigProblem) -> tuple[bool, str, int, int]:
     return (problem.line is None, problem.file, problem.line or 0, problem.column or 0)
 
 
+_NONE = ("off", "none", "null")
 _TRUE = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS = {**_TRUE, "0": False, "false": False, "no": False, "off": False}
 
 
 def _from_text(text: str, tp: Any) -> Value:
-    """A flag's or variable's text as a value of the kind that the option wants; any other stays text and is refused."""
+    """A flag's or variable's text as a value of the kind that the option wants; any other stays text and is refused.
+
+    Lists are written with commas.
+    """
+    if get_origin(tp) is tuple:
+        words = [] if text.strip().lower() in _NONE else [part.strip() for part in text.split(",")]
+        return Value("list", [Value("text", word) for word in words if word])
     members = set(get_args(tp)) | {tp}
     word = text.strip().lower()
-    if type(None) in members and word in ("off", "none", "null"):
+    if type(None) in members and word in _NONE:
         return Value("null", None)
     if bool in members and word in _WORDS:
         return Value("bool", _WORDS[word])

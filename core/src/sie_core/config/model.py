@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -40,6 +41,31 @@ def _url(value: str) -> str | None:
     return None if good else "must be an address such as http://localhost:4318"
 
 
+_HOST_NAME = re.compile(r"\*|\[?[A-Za-z0-9_.:-]+\]?")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?", re.IGNORECASE)
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+
+
+def _hosts(value: tuple[str, ...]) -> str | None:
+    wrong = [host for host in value if _HOST_NAME.fullmatch(host) is None or _has_port(host)]
+    return f"must be names without scheme, port and path, and {wrong[0]!r} is not one" if wrong else None
+
+
+def _has_port(host: str) -> bool:
+    name, _, port = host.rpartition(":")
+    return bool(name) and port.isdigit() and (":" not in name or name.endswith("]"))
+
+
+def _origins(value: tuple[str, ...]) -> str | None:
+    wrong = [origin for origin in value if _ORIGIN.fullmatch(origin) is None]
+    wanted = "must be origins such as https://app.example, without a path"
+    return f"{wanted}, and {wrong[0]!r} is not one" if wrong else None
+
+
+def _root_path(value: str) -> str | None:
+    return None if _PREFIX.fullmatch(value.removesuffix("/")) else "must be a path such as /sie"
+
+
 @frozen
 class ServerConfig:
     """Where the server listens, who may ask, and how much at once."""
@@ -60,6 +86,20 @@ class ServerConfig:
     )
     api_keys_file: Path | None = option(None, help="File with API keys, one role:name:sha256-of-key a line.")
     allow_insecure_bind: bool = option(False, help="Allow another address than this machine's own without API keys.")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        help="Without API keys: names besides localhost that requests may give as their Host. '*': any.",
+        check=_hosts,
+    )
+    cors_origins: tuple[str, ...] = option(
+        (),
+        help="Origins whose web pages may use the server, such as https://app.example. '*': all, not advised without "
+        "API keys.",
+        check=_origins,
+    )
+    root_path: str | None = option(
+        None, help="Prefix that a proxy in front puts before every path, such as /sie.", check=_root_path
+    )
     max_body_bytes: ByteSize = option(34 * _MIB, help="Largest request body.", check=at_least(_KIB, " bytes"))
     max_item_bytes: ByteSize = option(2 * _MIB, help="Largest text of one item.", check=at_least(1, " byte"))
     max_items: int = option(2048, help="Most items in a request.", check=at_least(1))
@@ -187,7 +227,8 @@ _DEFAULT = Origin("default")
 class Config:
     """A whole configuration. ``path`` is the file it came from, ``None`` without one.
 
-    ``warnings``: what looks like a slip and is none for sure (a variable whose name is close to one of ours).
+    ``warnings``: what looks like a slip and is none for sure (a variable whose name is close to one of ours), and what
+    lets strangers in.
     """
 
     server: ServerConfig = attrs.field(factory=ServerConfig)

@@ -1,4 +1,4 @@
-"""The ASGI application: keys first, then Starlette's router, and one place where every error becomes an answer."""
+"""The ASGI application: web pages and keys first, then Starlette's router; every error becomes an answer here."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from sie_core.http.auth import KeyRing
+from sie_core.http.browsers import Browsers
 from sie_core.http.endpoint import Endpoint, Handler, Site
 from sie_core.http.errors import Dialect, render
 from sie_core.http.exchange import ClientGone, Exchange, Patrols
 from sie_core.http.limits import Limits
+from sie_core.http.paths import methods_of, not_found
 from sie_core.http.patrol import Patrol
 from sie_core.http.remote import RemoteImages
 from sie_core.http.routes import admin, cohere, description, encode, generation, models, openai, ops, status, tasks
+from sie_core.http.wire import Reply
 from sie_core.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -73,9 +78,10 @@ def create_app(
         telemetry=telemetry or Telemetry.disabled(),
         started_at=time.time(),
         remote=RemoteImages() if settings.allow_image_urls else None,
+        root=(settings.root_path or "").rstrip("/"),
     )
     extra = plugins.routes() if plugins is not None else ()
-    return Application(site, KeyRing(settings.api_keys), [*_routes(site), *extra])
+    return Application(site, settings, [*_routes(site), *extra])
 
 
 def _routes(site: Site) -> list[BaseRoute]:
@@ -115,7 +121,7 @@ def _routes(site: Site) -> list[BaseRoute]:
 class Application:
     """Keys and errors around a Starlette application (``starlette``), whose own middleware is left out: it costs."""
 
-    def __init__(self, site: Site, keys: KeyRing, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, site: Site, settings: ServerConfig, routes: Sequence[BaseRoute]) -> None:
         self._site = site
         self._patrols = Patrols(
             bodies=Patrol(site.limits.body_s), answers=Patrol(WATCH_AFTER_S), stalls=Patrol(site.limits.stall_s)
@@ -126,7 +132,8 @@ class Application:
             if isinstance(route, Route) and isinstance(route.app, Endpoint) and not route.param_convertors
             for method in route.methods or ()
         }
-        self._keys = keys
+        self._keys = KeyRing(settings.api_keys)
+        self._browsers = Browsers(settings)
         self.starlette = Starlette(routes=list(routes))
         self.starlette.router.redirect_slashes = False  # sie-sdk follows no redirects.
         self.starlette.state.service = site.service
@@ -134,8 +141,9 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self.starlette
-        if scope.get("root_path"):
-            _forget_root(scope)
+        root = scope.get("root_path") or self._site.root
+        if root:
+            _forget_root(scope, root)
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -161,7 +169,13 @@ class Application:
     async def _answer(self, exchange: Exchange) -> None:
         scope = exchange.scope
         try:
-            exchange.operator = self._keys.check(scope["path"], exchange.headers.get(b"authorization", b""))
+            origin = self._browsers.check(exchange.headers)
+            if origin is not None:
+                exchange.send = self._browsers.readable(exchange.send, origin)
+            if scope["method"] == "OPTIONS" and (methods := methods_of(scope["path"], self.starlette.routes)):
+                await exchange.reply(self._browsers.preflight(origin, exchange.headers, methods))
+                return
+            exchange.operator = self._keys.check(scope["path"], exchange.headers)
             route = self._fixed.get((scope["method"], scope["path"]))
             if route is None:
                 await self._router(scope, exchange.receive, exchange.tell)
@@ -173,22 +187,29 @@ class Application:
         except Exception as error:
             if exchange.started:  # Too late for another answer: the server closes the connection.
                 raise
-            msgpack, operator = exchange.wants_msgpack, exchange.operator
-            await exchange.reply(render(error, dialect_of(scope["path"]), msgpack=msgpack, operator=operator))
+            await exchange.reply(self._rendered(error, exchange))
+
+    def _rendered(self, error: Exception, exchange: Exchange) -> Reply:
+        scope = exchange.scope
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND and "endpoint" not in scope:
+            error = not_found(scope["method"], scope["path"], self.starlette.routes)
+        dialect = dialect_of(scope["path"])
+        return render(error, dialect, msgpack=exchange.wants_msgpack, operator=exchange.operator)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         try:
-            self._keys.check(scope["path"], headers.get(b"authorization", b""))
+            self._browsers.check(headers)
+            self._keys.check(scope["path"], headers)
         except Exception as error:
             await _refuse(error, scope, receive, send)
             return
         await self._router(scope, receive, send)
 
 
-def _forget_root(scope: Scope) -> None:
-    """Behind a prefix the path starts with it: keys, dialects and routes shall all see the path without."""
-    root = scope["root_path"].rstrip("/")
+def _forget_root(scope: Scope, root: str) -> None:
+    """Behind a prefix the path may start with it: keys, dialects and routes shall all see the path without."""
+    root = root.rstrip("/")
     if scope["path"].startswith(root + "/"):
         scope["path"] = scope["path"][len(root) :]
     scope["root_path"] = ""

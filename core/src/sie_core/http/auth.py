@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from sie_core.config import ApiKey, is_loopback, parse_api_key
@@ -37,8 +37,10 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def check(self, path: str, authorization: bytes) -> bool:
-        """Let the request pass, or say why not. True: who asks runs the server.
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        """Let the request pass, or say why not. True: the client runs the server.
+
+        The key stands in ``Authorization: Bearer``, or in ``api-key`` or ``x-api-key``, where some clients put it.
 
         Raises:
             Unauthorized: no key, or an unknown one.
@@ -49,23 +51,29 @@ class KeyRing:
         wanted = role_for(path)
         if wanted is None:
             return False
-        role = self._role_of(authorization)
+        role = self._role_of(_secret(headers))
         if role not in (wanted, _ADMIN_ROLE):
             raise Forbidden(f"this key has the role {role!r}, and {path} wants {wanted!r}")
         return role == _ADMIN_ROLE
 
-    def _role_of(self, authorization: bytes) -> str:
-        scheme, _, secret = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or not secret.strip():
-            raise Unauthorized("an API key is needed: send it as 'Authorization: Bearer KEY'")
-        digest = hashlib.sha256(secret.strip()).hexdigest()
+    def _role_of(self, secret: bytes) -> str:
+        if not secret:
+            raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY'")
+        digest = hashlib.sha256(secret).hexdigest()
         role = None
         for key in self._keys:  # Never stops early: the time taken says nothing about which key is near.
             if hmac.compare_digest(key.sha256, digest):
                 role = key.role
         if role is None:
-            raise Unauthorized("this API key is not known here")
+            raise Unauthorized("invalid API key")
         return role
+
+
+def _secret(headers: Mapping[bytes, bytes]) -> bytes:
+    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and secret.strip():
+        return secret.strip()
+    return (headers.get(b"api-key") or headers.get(b"x-api-key") or b"").strip()
 
 
 def _parse(number: int, line: str) -> ApiKey:

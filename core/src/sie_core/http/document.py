@@ -22,12 +22,12 @@ _METHODS: Final = frozenset({"get", "post", "delete", "put", "patch"})
 
 
 @cache
-def as_json(version: str) -> bytes:
-    """The document of a server of this version. Slow the first time (tens of milliseconds)."""
-    return orjson.dumps(build(version))
+def as_json(version: str, root: str = "") -> bytes:
+    """The document of a server of this version below ``root``. Slow the first time (tens of milliseconds)."""
+    return orjson.dumps(build(version, root))
 
 
-def build(version: str) -> dict[str, Any]:
+def build(version: str, root: str = "") -> dict[str, Any]:
     """The document as plain values. They share parts: to be read, not changed."""
     folder = files("sie_core.http") / "openapi"
     document = _read(folder / _SHARED)
@@ -37,6 +37,8 @@ def build(version: str) -> dict[str, Any]:
             document["paths"] |= found["paths"]
             document["components"]["schemas"] |= found["components"]["schemas"]
     document["info"] = {**document["info"], "version": version}
+    if root:
+        document["servers"] = [{**document["servers"][0], "url": root}]
     _add_errors(document, document.pop("x-errors"))
     return document
 

@@ -35,6 +35,8 @@ class Site:
     """Wall-clock time, seconds since 1970."""
     remote: RemoteImages | None = None
     """Fetches images from elsewhere; ``None``: the configuration does not allow it."""
+    root: str = ""
+    """What a proxy puts before every path."""
 
 
 def model_in_path(exchange: Exchange) -> str:

@@ -14,7 +14,7 @@ from sie_core.http.exchange import BodyDeadline, ClientGone, Exchange
 
 __all__ = ["Limits", "decode", "read_body", "read_object"]
 
-_JSON_TYPES: Final = frozenset({b"", b"application/json", b"text/json"})
+_JSON_TYPES: Final = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES: Final = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
 
 _from_msgpack = msgspec.msgpack.Decoder().decode
@@ -102,12 +102,16 @@ async def read_object(exchange: Exchange, limits: Limits, *, optional: bool = Fa
     kind = exchange.content_type
     check_media_type(kind, exchange)
     body = await read_body(exchange, limits)
+    if body and not kind:  # Sent in chunks, so that its size was not known before.
+        raise _untyped()
     return {} if optional and not body else decode(body, msgpack=kind in _MSGPACK_TYPES)
 
 
 def check_media_type(kind: bytes, exchange: Exchange) -> None:
     """Refuse a body that could not be read anyway, before reading it. Raises HttpError (415)."""
-    if kind not in _JSON_TYPES and kind not in _MSGPACK_TYPES and not kind.endswith(b"+json"):
+    if not kind and exchange.headers.get(b"content-length", b"0").strip(b"0 "):
+        raise _untyped()
+    if kind and kind not in _JSON_TYPES and kind not in _MSGPACK_TYPES and not kind.endswith(b"+json"):
         message = (
             f"content type {kind.decode('latin-1')!r} is not spoken here: send application/json or application/msgpack"
         )
@@ -116,6 +120,12 @@ def check_media_type(kind: bytes, exchange: Exchange) -> None:
     if coding and coding != b"identity":
         message = f"content encoding {coding.decode('latin-1')!r} is not spoken here: send the body uncompressed"
         raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-encoding")
+
+
+def _untyped() -> HttpError:
+    """Without a type a browser sends a body wherever a page wants it, and asks nobody before."""
+    message = "the body has no Content-Type: send 'Content-Type: application/json' or 'application/msgpack'"
+    return HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-type")
 
 
 def decode(body: bytes, *, msgpack: bool) -> dict[Any, Any]:

@@ -14,4 +14,4 @@ __all__ = ["openapi"]
 
 async def openapi(site: Site, exchange: Exchange) -> Reply:
     """The OpenAPI document, made by the first who asks: no start waits for it, and no other request."""
-    return Reply(await asyncio.to_thread(as_json, site.service.status().version))
+    return Reply(await asyncio.to_thread(as_json, site.service.status().version, site.root))
