@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import re
@@ -48,6 +49,12 @@ class Client:
         status, answer = self._ask("POST", f"/v1/admin/models/{model}/{action}", b"{}")
         if status != http.HTTPStatus.OK:
             raise RuntimeError(f"{action} {model}: {answer.decode(errors='replace')}")
+
+    def leave(self, model: str) -> None:
+        """Unload a model, if it is configured. Raises RuntimeError if that is refused."""
+        status, answer = self._ask("POST", f"/v1/admin/models/{model}/unload", b"{}")
+        if status not in (http.HTTPStatus.OK, http.HTTPStatus.NOT_FOUND):
+            raise RuntimeError(f"unload {model}: {answer.decode(errors='replace')}")
 
     def status(self) -> dict[str, Any]:
         """The server's status: accounts, host tier, models."""

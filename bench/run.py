@@ -17,6 +17,7 @@ from pathlib import Path
 import families
 import generation
 import inner
+import soak
 import tier
 from attrs import evolve
 from load import Load, drive
@@ -166,8 +167,11 @@ PARTS: dict[str, dict[str, Callable[[Bench], list[Row]]]] = {
     "tier": {f.__name__: f for f in (tier.turns, tier.copies, tier.beside, tier.host_bytes)},
     "families": {f.__name__: f for f in (families.rerank, families.sparse, families.multivector, families.wire)},
     "generation": {f.__name__: f for f in (generation.streaming, generation.relay, generation.idle, generation.killed)},
+    "soak": {"soak": soak.soak},
 }
 """By table of the page: the measures, in its order."""
+LONG = ("soak",)
+"""Parts that run only when they are named."""
 MEASURES = [name for part in PARTS.values() for name in part]
 
 
@@ -178,10 +182,11 @@ def _median(runs: Sequence[Load], what: str) -> float:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = f"{', '.join(MEASURES)}; or all of a kind: {', '.join(PARTS)} (default: everything)"
+    known = f"{', '.join(MEASURES)}; or all of a kind: {', '.join(PARTS)} (default: everything but {', '.join(LONG)})"
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"any of: {known}")
     parser.add_argument("--pairs", type=int, default=5, help="how often the contestants take turns (default: 5)")
     parser.add_argument("--seconds", type=float, default=10, help="how long a turn is, but in the tier (default: 10)")
+    parser.add_argument("--minutes", type=float, default=60, help="how long the soak is (default: 60)")
     parser.add_argument("--infinity", type=Path, default=Path("infinity_emb"), help="the peer's executable")
     parser.add_argument("--sglang-python", type=absolute, metavar="PATH", help="an interpreter that has SGLang")
     parser.add_argument("--print", action="store_true", help="print what was measured, and leave the page alone")
@@ -196,7 +201,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _wanted(asked: Sequence[str]) -> list[tuple[str, str]]:
     """Part and name of the measures that were asked for by their names or their part's, in the order of the page."""
-    return [(part, name) for part in PARTS for name in PARTS[part] if not asked or name in asked or part in asked]
+    if not asked:
+        return [(part, name) for part in PARTS if part not in LONG for name in PARTS[part]]
+    return [(part, name) for part in PARTS for name in PARTS[part] if name in asked or part in asked]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -206,8 +213,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tier": f"{options.pairs} turns.",
         "families": f"{options.pairs} turns of {options.seconds:.0f} s for each contestant; infinity-emb 0.0.77.",
         "generation": f"{options.pairs} turns of {options.seconds:.0f} s for each contestant.",
+        "soak": f"{options.minutes:.0f} minutes.",
     }
-    sizes = SMALL if options.small else Sizes()
+    sizes = SMALL if options.small else Sizes(soak_s=60 * options.minutes)
     for part, name in _wanted(options.measures):
         measure = PARTS[part][name]
         print(f"{name}: {measure.__doc__}", flush=True)

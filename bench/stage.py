@@ -45,6 +45,10 @@ class Sizes:
     """Of each rerank request."""
     vectors: int = 1024
     """Of an answer that is serialised."""
+    soak_s: float = 3600.0
+    """How long the soak takes."""
+    asks: int = 24
+    """Different requests of each model in the soak."""
 
 
 SMALL = Sizes(
@@ -58,6 +62,8 @@ SMALL = Sizes(
     idle_s=0.5,
     documents=8,
     vectors=16,
+    soak_s=6.0,
+    asks=6,
 )
 """To see that the measures work. The figures mean nothing."""
 

@@ -23,6 +23,7 @@ from sie_core.cli.errors import Exit
 from sie_core.cli.output import printable
 from sie_core.cli.problems import explained
 from sie_core.config import DEFAULT_FILE, Config, OptionInfo, load_config, options
+from sie_core.memory._malloc import cap_arenas
 from sie_core.plugins import Plugins
 from sie_core.types import Capabilities, Residency, Task
 from sie_core.units import format_bytes
@@ -152,6 +153,7 @@ def _text(value: object) -> str:
 def _run(asked: _Asked) -> int:
     # Whoever manages the process may ask for a reload before there is anything to reload.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    cap_arenas()  # before there are threads that have one each
     with explained():
         config = load_config(asked.file, flags=asked.flags)
         logs.set_up(config.telemetry.log_level, config.telemetry.log_file)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sie_core.errors import HookFailed, HookTimeout, SieError
+from sie_core.memory._malloc import trim
 
 __all__ = ["EngineWorker", "Worker"]
 
@@ -100,6 +101,7 @@ class Worker(EngineWorker):
             except RuntimeError:
                 return  # the loop is closed: the process is on its way out
             del job, future, fn, args, outcome
+        trim()  # the engine has gone, and what it leaves is in pieces
 
 
 def _resolve(future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:
