@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from sie_core._traces import forget_traces
 from sie_core.http.auth import KeyRing
 from sie_core.http.browsers import Browsers
 from sie_core.http.endpoint import Endpoint, Handler, Site
@@ -163,6 +164,7 @@ class Application:
             else:
                 await self._answer(exchange)
         finally:
+            del scope["sie.exchange"]  # they would keep each other
             route = getattr(scope.get("route"), "path_format", UNMATCHED)
             telemetry.http_request(route, scope["method"], exchange.status, perf_counter() - began)
 
@@ -182,12 +184,15 @@ class Application:
             else:  # What the router would do; it would take longer.
                 scope["route"] = route
                 await route.app(scope, exchange.receive, exchange.tell)
-        except ClientGone:
+        except ClientGone as gone:
             exchange.status = CLIENT_GONE
+            forget_traces(gone)
         except Exception as error:
             if exchange.started:  # Too late for another answer: the server closes the connection.
                 raise
-            await exchange.reply(self._rendered(error, exchange))
+            reply = self._rendered(error, exchange)
+            forget_traces(error)
+            await exchange.reply(reply)
 
     def _rendered(self, error: Exception, exchange: Exchange) -> Reply:
         scope = exchange.scope

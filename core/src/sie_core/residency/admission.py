@@ -77,6 +77,8 @@ class Admission:
                 self.request_pump()
             self._forget(needer, "given up")
             raise
+        finally:
+            del needer, future  # an error would keep this frame, and with it itself
 
     def withdraw(self, record: Record, error: SieError) -> None:
         """Call off what a model waits for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from sie_core._traces import forget_traces
 from sie_core.adapter import AdmissionReserve, Engine, MemoryReport
 from sie_core.errors import (
     EngineStartError,
@@ -95,6 +96,7 @@ class Loading:
                 life.roster.decide(record.name, "load", f"out of memory: {error.message}")
                 if attempt == retries:
                     raise
+                forget_traces(error)  # they hold what was loaded so far
                 at_least, cause = 1, error
                 self._drop_claims(record)
                 life.roster.set(record, _R.QUEUED, "out of memory while loading")

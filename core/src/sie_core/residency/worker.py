@@ -57,6 +57,8 @@ class EngineWorker(ABC):
             raise
         except Exception as error:
             raise HookFailed.by(error, hook, self.plugin) from error
+        finally:
+            del done, future  # an error would keep this frame, and with it itself
 
 
 class Worker(EngineWorker):

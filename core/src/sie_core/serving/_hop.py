@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
+from sie_core._traces import empty_frames
 from sie_core.errors import InferenceError, InvalidInput
 from sie_core.serving._choose import Sizing, Slot, choose
 from sie_core.serving._job import Chunk, translate
@@ -68,6 +69,7 @@ def prepare(engine: BatchEngine, chunks: Sequence[Chunk]) -> list[PreparedChunk]
                 raise
             if chunk.first and isinstance(error, InvalidInput) and error.index is not None:
                 error.index += chunk.first
+            empty_frames(error)
             result.error = translate(error, "preparing the input")
         result.seconds = time.perf_counter() - began
         done.append(result)
@@ -105,6 +107,7 @@ def run_chosen(engine: BatchEngine, hop: Hop, owner: str) -> Hop:
     except BaseException as error:
         if not _is_fault(error):
             raise
+        empty_frames(error)
         hop.error = translate(error, "the engine")
         hop.outputs = ()
     return hop

@@ -98,7 +98,7 @@ class Batcher:
             DeadlineExceeded, EngineDied, InferenceError, NonFiniteOutput, OutOfMemory, and what ``prepare`` raises.
         """
         if self._dead is not None:
-            raise self._dead
+            raise self._dead.with_traceback(None)  # or it would gather the frames of every request that it refuses
         job = Job(request, self._loop.create_future(), deadline, lease)
         if on_start is not None:
             job.on_start = on_start

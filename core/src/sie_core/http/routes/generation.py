@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import orjson
 
+from sie_core._traces import forget_traces
 from sie_core.http.endpoint import Site, checked_name, model_in_path
 from sie_core.http.exchange import ClientGone, Exchange, Watched
 from sie_core.http.generation_inputs import parse_generate, parse_openai
@@ -86,6 +87,7 @@ async def _stream(
         if not events.started:
             raise
         await events.fail(error)
+        forget_traces(error)
         return
     await events.end()
 
