@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path, PurePosixPath
 
 from sie_core.errors import ModelSourceInvalid, ModelSourceNotFound
 from sie_core.types import Source
 
-__all__ = ["locate", "parse_source"]
+__all__ = ["appearance", "locate", "parse_source"]
 
 _HOW = "write package:IMPORT_NAME/SUBPATH, path:DIR or hf:ORG/NAME@REVISION"
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -82,6 +83,19 @@ def locate(source: Source) -> Path:
     if source.kind == "path":
         return _locate_path(source)
     raise ModelSourceNotFound(f"{source} has no folder on this machine of its own: the adapter fetches it from the hub")
+
+
+def appearance(text: str) -> tuple[tuple[str, int, int, int], ...]:
+    """Name, size in bytes, time of change in ns and inode of each file right in a source's folder. Blocking.
+
+    It differs once one of them was written anew. Empty for ``hf:``, and where there is no such folder.
+    """
+    try:
+        with os.scandir(locate(parse_source(text))) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+    except (ValueError, ModelSourceNotFound, ModelSourceInvalid, OSError):
+        return ()
+    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found))
 
 
 def _locate_path(source: Source) -> Path:

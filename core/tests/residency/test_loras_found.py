@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -139,8 +140,7 @@ def test_an_unload_waits_no_longer_than_it_is_told_to_for_its_turn() -> None:
         assert asyncio.get_running_loop().time() - began == pytest.approx(1.0, abs=0.1)
         latch.release()
         await asking
-        await built.until(lambda: engine(built).loras == ("two",))
-        assert held(built) == 41 * MIB
+        await built.until(lambda: engine(built).loras == ("two",) and held(built) == 41 * MIB)
         await close(built)
 
     play(scene)
@@ -198,6 +198,34 @@ def test_one_that_does_not_fit_beside_its_own_model_says_so() -> None:
                 await use(built, "one")
             assert failed.value.permanent
         assert FaultPoints.of("m").hits("lora_reserve") == 1
+        await close(built)
+
+    play(scene)
+
+
+def test_one_that_is_loaded_by_hand_again_is_read_again_if_its_files_changed(tmp_path: Path) -> None:
+    """G4: also if they change while it is loaded, or are in use; a client that only asks again reads nothing twice."""
+
+    async def scene() -> None:
+        source = f"path:{tmp_path}"
+        (tmp_path / "weights").write_text("old")
+        built, reads = house(adaptable(lora_s=2.0)), lambda: FaultPoints.of("m").hits("lora_load")
+        with pytest.raises(LoraLoading):
+            await built.registry.load_lora("m", "mine", source, wait_s=1.0)
+        for _ in range(3):  # as a client does that was told to come back
+            await built.registry.load_lora("m", "mine", source)
+        assert reads() == 1
+        (tmp_path / "weights").write_text("newer")
+        using = asyncio.create_task(use(built, "mine", seconds=3.0))
+        await asyncio.sleep(0.5)
+        again = asyncio.create_task(built.registry.load_lora("m", "mine", None))
+        await asyncio.sleep(1.0)
+        assert (reads(), again.done()) == (1, False), "it is not taken from a request"
+        await built.until(lambda: reads() == 2)
+        (tmp_path / "weights").write_text("the newest")
+        await asyncio.gather(using, again, built.registry.load_lora("m", "mine", source))
+        assert reads() == 3
+        assert held(built) == 41 * MIB
         await close(built)
 
     play(scene)

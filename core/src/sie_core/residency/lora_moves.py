@@ -16,6 +16,7 @@ from sie_core.adapter import AdmissionReserve, DeviceNeed, LoraEngine
 from sie_core.errors import EngineDied, HookTimeout, OutOfMemory, TransitionCancelled, Unsupported
 from sie_core.residency.record import Lora, Record, Seat, run_permit
 from sie_core.residency.roster import log
+from sie_core.sources import appearance
 from sie_core.types import Residency
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class LoraMoves:
         timeout, reserve = self._life.roster.settings.reserve_timeout_s, takes_loras(record, seat).lora_reserve
         need: DeviceNeed = await self._call(record, seat, reserve, name, source, hook="lora_reserve", timeout=timeout)
         return need
+
+    async def version(self, record: Record, seat: Seat, source: str) -> object:
+        """What the source's files look like now."""
+        timeout = self._life.roster.settings.reserve_timeout_s
+        return await self._call(record, seat, appearance, source, hook="lora_reserve", timeout=timeout)
 
     async def book(self, record: Record, need: DeviceNeed, purpose: str, cause: OutOfMemory | None) -> None:
         ranks = tuple(attrs.evolve(need, device=account) for account in record.devices)

@@ -95,7 +95,8 @@ class Loras:
             known.configured = True
 
     def add(self, record: Record, name: str, source: str | None) -> None:
-        """Let requests name an adapter. A failed load of it is forgotten: somebody may have mended the cause.
+        """Let requests name an adapter. One that is loaded is read again if its files have changed, and a failed load
+        is forgotten: somebody may have mended the cause.
 
         Raises:
             Unsupported: it has no source, or is there already with another one.
@@ -114,7 +115,7 @@ class Loras:
             )  # fmt: skip
         if lora is None:
             lora = record.loras[name] = Lora(name)
-        lora.source, lora.failure, lora.attempts = source or known, None, 0
+        lora.source, lora.failure, lora.attempts, lora.recheck = source or known, None, 0, True
 
     def refuse(self, record: Record, name: str) -> None:
         """The model takes none: the name that was added is not kept."""
@@ -258,7 +259,10 @@ class Loras:
         with self._life.lease(record, seat):
             try:
                 async with seat.lora_turn:
-                    if not _is_loaded(lora, seat):  # it may have been let stay after all
+                    while not _is_loaded(lora, seat):  # it may have been let stay after all
+                        if _is_doubted(lora, seat):
+                            await self._uninterrupted(way, self._recheck(record, seat, lora))
+                            continue
                         started = roster.now()
                         await self._make_place(record, seat, lora, way)
                         await self._admit_and_load(record, seat, lora, way)
@@ -279,13 +283,20 @@ class Loras:
                 self._note_failure(record, lora, failure)
                 raise failure.as_error(_full_name(record, lora)) from error
 
+    async def _recheck(self, record: Record, seat: Seat, lora: Lora) -> None:
+        """Whether it is still what its files hold, as far as their sizes and times tell."""
+        lora.recheck = False
+        assert lora.source is not None
+        if await self._moves.version(record, seat, lora.source) != lora.version:
+            lora.loaded_from = None
+
     def _note_failure(self, record: Record, lora: Lora, failure: LoadFailure) -> None:
         why = f"LoRA adapter {lora.name}: {failure.error_class}: {failure.message}"
         log.warning("%s: %s", record.name, why)
         self._life.roster.decide(record.name, "LoRA load failed", why)
 
     async def _make_place(self, record: Record, seat: Seat, lora: Lora, way: _Bringing) -> None:
-        """Unload what is in the way: its old self from another source, and the least recently used one."""
+        """Unload what is in the way: its old self, from other files, and the least recently used one."""
         engine = takes_loras(record, seat)
         leaving: Lora | None = None
         try:
@@ -294,7 +305,7 @@ class Loras:
                 _check_wanted(way)
                 there = [other for other in record.loras.values() if other.seat is seat]
                 if lora.seat is seat:
-                    goes, why = (None if lora.uses else lora), "it has another source now"
+                    goes, why = (None if lora.uses else lora), "it comes from other files now"
                 elif len(there) < engine.max_loras:
                     return
                 else:
@@ -321,6 +332,8 @@ class Loras:
         source = lora.source
         if source is None:
             raise TransitionCancelled("it was unloaded")
+        lora.recheck = False
+        version = await self._uninterrupted(way, self._moves.version(record, seat, source))
         need = await self._uninterrupted(way, self._moves.reserve(record, seat, lora.name, source))
         cause: OutOfMemory | None = None
         while True:
@@ -333,6 +346,7 @@ class Loras:
                 if lora.source != source:
                     raise TransitionCancelled("it was unloaded, or comes from elsewhere now")
                 await self._uninterrupted(way, self._moves.load(record, seat, lora, source, need, purpose))
+                lora.version = version
                 return
             except (OutOfMemory, ResourceExhausted, NeverFits) as error:
                 self._moves.unbook(record, seat, purpose)
@@ -446,6 +460,10 @@ def _check_wanted(way: _Bringing) -> None:
 
 
 def _is_loaded(lora: Lora, seat: Seat) -> bool:
+    return lora.seat is seat and lora.loaded_from == lora.source and not lora.recheck
+
+
+def _is_doubted(lora: Lora, seat: Seat) -> bool:
     return lora.seat is seat and lora.loaded_from == lora.source
 
 

@@ -261,7 +261,11 @@ class Lora:
     seat: Seat | None = None
     """The engine that has it."""
     loaded_from: str | None = None
-    """``None``: it was unloaded while its engine was parked, and goes before it is loaded again."""
+    """``None``: unloaded while its engine was parked, or its files have changed: it goes before it is loaded again."""
+    version: object = None
+    """What its files looked like when they were read."""
+    recheck: bool = False
+    """Loaded by hand again: whether its files are still those is to be seen before a request uses it."""
     purpose: str | None = None
     """Of the claim for its bytes, until a park makes them part of what the engine's wake books."""
     booked: dict[str, int] = field(factory=dict)
