@@ -80,7 +80,10 @@ class ModelEntry:
         file_only=True,
     )
     min_resident_s: float = option(
-        _default("min_resident_s"), help="Seconds that it stays once loaded.", check=at_least(0, " s"), file_only=True
+        _default("min_resident_s"),
+        help="Seconds that it stays once loaded or woken: no idle time-out and no other model takes it away before.",
+        check=at_least(0, " s"),
+        file_only=True,
     )
     host_offload: bool = option(
         _default("host_offload"), help="Whether it may be parked in host memory instead of unloaded.", file_only=True

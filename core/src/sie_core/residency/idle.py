@@ -1,4 +1,8 @@
-"""Idle time-outs: only with no ticket and no lease, checked in the step that claims the model."""
+"""Idle time-outs: only with no ticket and no lease, checked in the step that claims the model.
+
+They begin when the model was last used; it stays as long as ``min_resident_s`` says, and while requests are expected
+that were told to come back.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,19 @@ class IdleTimers:
         limit = record.spec.idle_evict_s
         if limit is None or record.idle_timer is not None or record.state is not _R.RESIDENT:
             return
-        due = max(0.0, record.last_used + limit - self._life.roster.now())
-        record.idle_timer = asyncio.get_running_loop().call_later(due, self._idle_due, record)
+        left = max(0.0, _left(record, limit, self._life.roster.now()))
+        record.idle_timer = asyncio.get_running_loop().call_later(left, self._idle_due, record)
 
     def _idle_due(self, record: Record) -> None:
         record.idle_timer = None
         limit = record.spec.idle_evict_s
         if limit is None or record.state is not _R.RESIDENT or record.leases or record.tickets or record.spec.pinned:
             return
-        if record.last_used + limit - self._life.roster.now() > _TICK_S:
+        if _left(record, limit, self._life.roster.now()) > _TICK_S:
             self.arm(record)
         else:
             self._life.drains.begin(record, Drain(IDLE, park=True))
+
+
+def _left(record: Record, limit: float, now: float) -> float:
+    return max(record.last_used + limit, record.stays_until) - now

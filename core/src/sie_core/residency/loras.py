@@ -207,8 +207,9 @@ class Loras:
             return True
         if not done:
             spent = roster.now() - way.since
-            left = 1.0 if lora.load_s is None else lora.load_s - spent
-            raise LoraLoading(f"LoRA adapter {_full_name(record, lora)} is on its way", retry_after_s=max(1.0, left))
+            left = 1.0 if lora.load_s is None else max(1.0, lora.load_s - spent)
+            record.expect(roster.now(), left)
+            raise LoraLoading(f"LoRA adapter {_full_name(record, lora)} is on its way", retry_after_s=left)
         if way.task.cancelled():
             raise LoraLoading(f"loading of LoRA adapter {_full_name(record, lora)} was called off")
         way.task.result()

@@ -32,6 +32,9 @@ __all__ = [
     "run_permit",
 ]
 
+_RETURN_S = 5.0
+"""A client that was told when to return may be so much later: its clock, the network, a whole number of seconds."""
+
 
 @frozen
 class RegistrySettings:
@@ -321,6 +324,9 @@ class Record:
     """When the last wake got its room."""
     last_used: float = 0.0
     exempt_until: float = 0.0
+    """It has refused to drain, and is not asked again before."""
+    expected_until: float = 0.0
+    """Requests were told to come back, and are waited for."""
     booked: tuple[Need, ...] = ()
     """What was booked on the devices at the load; a wake books it again."""
     retained: dict[str, int] = field(factory=dict)
@@ -371,6 +377,15 @@ class Record:
     def oldest_ticket(self) -> float | None:
         """Arrival time of the longest waiting ticket."""
         return next(iter(self.tickets)).at if self.tickets else None
+
+    @property
+    def stays_until(self) -> float:
+        """Before that nothing takes it off its device by the server's own choice; on the event loop's clock."""
+        return max(self.resident_at + self.spec.min_resident_s, self.expected_until)
+
+    def expect(self, now: float, seconds: float) -> None:
+        """A request is told to come back in so many seconds: it shall find the model."""
+        self.expected_until = max(self.expected_until, now + seconds + _RETURN_S)
 
     def lora_statuses(self) -> tuple[LoraStatus, ...]:
         """Its LoRA adapters, the least recently used first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ __all__ = ["Registry"]
 
 _R = Residency
 _FOREVER = float("inf")
+_UNDER_WAY = frozenset({_R.QUEUED, _R.LOADING, _R.WAKING})
+_WILL_WAKE = frozenset({_R.PARKING, _R.PARKED, _R.WAKING})
 
 
 class Registry:
@@ -137,16 +140,22 @@ class Registry:
 
     def _not_yet(self, record: Record) -> SieError:
         retry = self._retry_after(record)
+        record.expect(self._roster.now(), retry)
         if record.blocked is not None and record.state is _R.QUEUED:
             return ResourceExhausted(f"model {record.name!r} {record.blocked}", retry_after_s=retry)
         note = f" ({record.progress[1]}, {record.progress[0]:.0%})" if record.progress else ""
         return ModelLoading(f"model {record.name!r} is {record.state}{note}", retry_after_s=retry)
 
     def _retry_after(self, record: Record) -> float:
-        """What is left of the measured load or wake time; the time it has taken so far where none was measured."""
-        spent = self._roster.now() - record.started_at
-        usual = record.wake_s if record.state in (_R.PARKED, _R.WAKING) else record.load_s
-        return max(1.0, spent if usual is None else usual - spent)
+        """What is left of the measured load or wake time, in whole seconds that do not go past its end.
+
+        Where none was measured: the time that it has taken so far, but no longer than a request waits. Who comes back
+        too early waits for the rest; the model waits for those who come late.
+        """
+        spent = self._roster.now() - record.started_at if record.state in _UNDER_WAY else 0.0
+        usual = record.wake_s if record.state in _WILL_WAKE else record.load_s
+        left = min(spent, self._roster.settings.load_wait_s) if usual is None else usual - spent
+        return max(1.0, float(math.floor(left)))
 
     def _leave(self, record: Record, ticket: Ticket) -> None:
         record.tickets.pop(ticket, None)

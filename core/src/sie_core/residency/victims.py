@@ -3,7 +3,8 @@
 A resident model is guarded against thrashing: it stays for five times what a park and a wake of it take. The guard
 protects models that are at work; one that has been idle for a twentieth of such a cycle goes at once, since a request
 waits for its place and none for it. It also yields once the longest waiter elsewhere has waited for its quantum, so
-that nobody starves.
+that nobody starves. What the operator has configured does not yield (``min_resident_s``), nor does a model that was
+loaded for requests which were told to come back: both end by themselves.
 """
 
 from __future__ import annotations
@@ -60,18 +61,16 @@ class Victims:
         if record.state is not Residency.RESIDENT or record.spec.pinned or record.tickets or seat is None:
             return False
         now = self._roster.now()
-        if now < record.exempt_until:
-            return self._not_before(record.exempt_until)
+        stays = max(record.exempt_until, record.stays_until)
+        if now < stays:
+            return self._not_before(stays)
         if now > turn_at:
             return True
         if seat.first_turn:
             return self._not_before(turn_at)
-        until = record.resident_at + max(record.spec.min_resident_s, _CYCLES_GUARDED * record.cycle_s)
-        if not record.leases and record.cycle_s:
-            idle_at = max(
-                record.last_used + _CYCLES_IDLE * record.cycle_s, record.resident_at + record.spec.min_resident_s
-            )
-            until = min(until, idle_at)
+        until = record.resident_at + _CYCLES_GUARDED * record.cycle_s
+        if not record.leases:
+            until = min(until, record.last_used + _CYCLES_IDLE * record.cycle_s)
         return now >= until or self._not_before(min(until, turn_at))
 
     def _not_before(self, when: float) -> bool:

@@ -14,7 +14,7 @@ from sie_core.residency.record import Lease
 from sie_core.residency.roster import consume
 
 from sie_testing._sim_draws import Plot, draw_model
-from sie_testing._sim_guests import long_request
+from sie_testing._sim_guests import client, long_request
 from sie_testing._sim_world import KIB, SimDeviceFull, SimFault, SimHostFull, World, injected
 from sie_testing.faults import POINTS, FaultPoints
 from sie_testing.virtual import pause
@@ -64,6 +64,9 @@ class Actors:
         world, order, loop = self._world, self._order, self._world.loop
         if self._plot.long and order.random() < 0.15:
             await long_request(world, order, self.name())
+            return
+        if self._plot.slow and order.random() < 0.4:
+            await client(world, self.name())
             return
         wait_s = order.choice([None, 0.0, 0.2, 5.0, 30.0])
         began, settings = loop.time(), world.settings.registry
@@ -178,7 +181,7 @@ class Actors:
             specs[name] = attrs.evolve(specs[name], batch_tokens=order.choice([1024, 4096, 8192]))
         else:
             new = f"m{order.randrange(8)}"
-            specs[new] = draw_model(new, order, len(world.devices), self._plot.honest)
+            specs[new] = draw_model(new, order, len(world.devices), self._plot.honest, slow=self._plot.slow)
         world.pinned.apply(specs.values())
 
     async def _apply_policy(self, name: str) -> None:

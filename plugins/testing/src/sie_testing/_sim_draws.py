@@ -29,6 +29,8 @@ class Plot:
     activations: bool
     long: bool
     """Some requests take up to 40 s."""
+    slow: bool
+    """Some loads take longer than requests wait, and clients come back when they are told to."""
 
 
 def draw(order: random.Random) -> Plot:
@@ -56,7 +58,10 @@ def draw(order: random.Random) -> Plot:
     host = order.choice([80, 200, 500]) * KIB if watch_host or order.random() < 0.3 else 1 << 40
     blind = tuple(name for name in names if order.random() < 0.06)
     machine = WorldSettings(devices, host, settings, watch_host, blind)
-    models = tuple(draw_model(f"m{number}", order, len(names), honest) for number in range(order.randint(3, 7)))
+    slow = order.random() < 0.3
+    models = tuple(
+        draw_model(f"m{number}", order, len(names), honest, slow=slow) for number in range(order.randint(3, 7))
+    )
     return Plot(
         machine,
         models,
@@ -66,10 +71,11 @@ def draw(order: random.Random) -> Plot:
         hanging=order.random() < 0.25,
         activations=order.random() < 0.4,
         long=order.random() < 0.25,
+        slow=slow,
     )
 
 
-def draw_model(name: str, order: random.Random, devices: int, honest: bool) -> ModelSpec:
+def draw_model(name: str, order: random.Random, devices: int, honest: bool, *, slow: bool = False) -> ModelSpec:
     """One model of it."""
     pick = order.choice
     size = pick([10, 20, 30, 45, 60, 90, 90, 300] if order.random() < 0.15 else [10, 20, 30, 45, 60, 90])
@@ -84,7 +90,7 @@ def draw_model(name: str, order: random.Random, devices: int, honest: bool) -> M
         pool=pick([None, "p", "p"]),
         self_sizing=order.random() < 0.1,
         allocate=True,
-        load_s=pick([0.0, 0.3, 2.0]),
+        load_s=pick([0.0, 0.3, 2.0] if not slow else [0.3, 5.0, 8.0]),
         offload_s=pick([0.0, 0.02, 0.7]),
         restore_s=pick([0.0, 0.02, 0.7]),
         close_s=pick([0.0, 0.1, 1.0]),

@@ -15,6 +15,7 @@ from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
 
+from sie_testing._sim_guests import Expected
 from sie_testing._sim_pins import Pinned
 from sie_testing.fake import FakeLifecycle
 from sie_testing.faults import FaultPoints
@@ -173,6 +174,7 @@ class World:
     on_await: Callable[[asyncio.Task[Any], Any], None] | None = None
     """Told of every await of a transition, with the future that it waits for."""
     pinned: Pinned = field(init=False)
+    expected: Expected = field(init=False)
     _handler: _Errors = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -190,7 +192,7 @@ class World:
             make_worker=VirtualWorker,
             host_available=self.host_available if settings.watch_host else None,
         )
-        self.pinned = Pinned(self)
+        self.pinned, self.expected = Pinned(self), Expected(self)
         self.registry.subscribe(self._changed)
         self._handler = _Errors(self.problems)
         log = logging.getLogger("sie.residency")
@@ -239,6 +241,7 @@ class World:
         self.ledger.dirty = True
         self.counts[f"{event.before}->{event.after}"] += 1
         self.pinned.heard(event)
+        self.expected.heard(event)
         self.trace.append(f"{self.loop.time():9.3f} {event.model}: {event.before} -> {event.after} ({event.reason})")
 
     def note(self, text: str) -> None:
