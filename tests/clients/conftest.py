@@ -74,7 +74,12 @@ def ranked(native: Callable[..., Any]) -> Callable[..., list[tuple[int, float]]]
     """``ranked("splade", query, documents)``: places and scores, best first."""
 
     def ask(model: str, query: str, documents: list[str]) -> list[tuple[int, float]]:
-        answer = native("score", model, query={"text": query}, items=[{"text": text} for text in documents])
+        answer = native(
+            "score",
+            model,
+            query={"text": query},
+            items=[{"id": str(place), "text": text} for place, text in enumerate(documents)],
+        )
         return [(int(one["item_id"]), one["score"]) for one in answer["scores"]]
 
     return ask

@@ -145,7 +145,7 @@ def test_scores_come_best_first_with_the_items_own_names(
 
 def test_items_without_names_are_known_by_their_places(client: SIEClient) -> None:
     answer = client.score("splade", {"text": QUERY}, [{"text": text} for text in TEXTS])
-    assert answer["scores"][0]["item_id"] == "1"
+    assert answer["scores"][0]["item_id"] == "item-1"
 
 
 def test_token_vectors_are_compared_by_the_package_as_by_the_server(client: SIEClient) -> None:

@@ -157,12 +157,10 @@ def test_the_inside_is_logged_and_not_told(error: Exception, caplog: pytest.LogC
     assert number in caplog.text
 
 
-@pytest.mark.parametrize("msgpack", [False, True])
-def test_texts_that_are_no_unicode_are_told_as_far_as_they_are(msgpack: bool) -> None:
+def test_texts_that_are_no_unicode_are_told_as_far_as_they_are() -> None:
     error = ModelLoadFailed("m\udcff", error_class="X", reason="no file \udc80.bin", permanent=True, attempts=1)
-    reply = render(error, Dialect.NATIVE, msgpack=msgpack)
-    decode = msgspec.msgpack.decode if msgpack else msgspec.json.decode
-    assert decode(reply.body)["detail"]["message"].endswith("no file ?.bin")
+    reply = render(error, Dialect.NATIVE)
+    assert msgspec.json.decode(reply.body)["detail"]["message"].endswith("no file ?.bin")
 
 
 def test_what_an_engine_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,15 +171,24 @@ def test_what_an_engine_raised_is_logged(caplog: pytest.LogCaptureFixture) -> No
     assert "illegal memory access" in caplog.text
 
 
-async def test_msgpack_clients_get_msgpack_errors(served: Start) -> None:
-    headers = {"accept": "application/msgpack", "content-type": "application/msgpack"}
+@pytest.mark.parametrize("accept", ["application/msgpack", "application/x-msgpack", "application/msgpack, text/html"])
+async def test_errors_are_json_whatever_the_request_accepts(served: Start, accept: str) -> None:
+    """C13: public clients of either wire look for an error's fields in JSON."""
+    headers = {"accept": accept, "content-type": "application/msgpack"}
     async with served() as s:
         native = await s.http.post("/v1/encode/none", content=msgspec.msgpack.encode({"items": []}), headers=headers)
         shared = await s.http.get("/v1/models/none", headers=headers)
         openai = await s.http.post("/v1/embeddings", content=b"", headers=headers)
-    assert native.headers["content-type"] == "application/msgpack"
-    assert msgspec.msgpack.decode(native.content)["detail"]["code"] == "INVALID_INPUT"
-    assert msgspec.msgpack.decode(shared.content).keys() == {"detail", "error"}
+        failed = await s.http.post(
+            "/v1/encode/gone", content=msgspec.msgpack.encode({"items": [{"text": "a"}]}), headers=headers
+        )
+        admin = await s.http.post("/v1/admin/models/none/load", headers=headers)
+        lost = await s.http.get("/none", headers=headers)
+    for answer in (native, shared, openai, failed, admin, lost):
+        assert answer.headers["content-type"] == "application/json"
+    assert native.json()["detail"]["code"] == "INVALID_INPUT"
+    assert (failed.status_code, failed.json()["detail"]["code"]) == (502, "MODEL_LOAD_FAILED")
+    assert shared.json().keys() == lost.json().keys() == {"detail", "error"}
     assert openai.json()["error"]["code"] == "INVALID_INPUT"
 
 

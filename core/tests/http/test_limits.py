@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator
@@ -23,6 +24,40 @@ async def test_a_body_over_the_limit_is_a_413(served: Start) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (413, "BODY_TOO_LARGE")
     assert response.json()["error"]["limit"] == 4096
     assert native.json()["detail"]["code"] == "BODY_TOO_LARGE"
+
+
+@pytest.mark.parametrize("kind", [JSON, MSGPACK], ids=["json", "msgpack"])
+@pytest.mark.parametrize(
+    ("body", "coding"),
+    [(gzip.compress(b'{"items": [{"text": "a"}]}'), "gzip"), (b"\x28\xb5\x2f\xfd\x04\x00\x11", "zstd")],
+    ids=["gzip", "zstd"],
+)
+async def test_a_compressed_body_that_does_not_say_so(
+    served: Start, body: bytes, coding: str, kind: dict[str, str]
+) -> None:
+    """G9: it is refused as one that does, rather than as broken text."""
+    async with served() as s:
+        response = await s.http.post("/v1/encode/mini", content=body, headers=kind)
+    detail = response.json()["detail"]
+    assert (response.status_code, detail["code"], detail["param"]) == (
+        415,
+        "UNSUPPORTED_MEDIA_TYPE",
+        "content-encoding",
+    )
+    assert coding in detail["message"]
+
+
+async def test_json_in_another_encoding_is_told_from_broken_json(served: Start) -> None:
+    """G9: the parser's own word for bytes that are not UTF-8 is about surrogates."""
+    text = '{"items": [{"text": "café"}]}'
+    async with served() as s:
+        answers = [
+            await s.http.post("/v1/encode/mini", content=text.encode(coding), headers=JSON)
+            for coding in ("latin-1", "utf-16")
+        ]
+        broken = await s.http.post("/v1/encode/mini", content=text.encode()[:-2], headers=JSON)
+    assert [answer.status_code for answer in (*answers, broken)] == [400] * 3
+    assert ["UTF-8" in answer.json()["detail"]["message"] for answer in (*answers, broken)] == [True, True, False]
 
 
 async def test_a_body_without_a_length_is_counted_as_it_comes(listening: Start) -> None:

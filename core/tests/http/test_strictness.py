@@ -10,6 +10,8 @@ from website import Start
 RERANK = {"model": "ranker", "query": "red fox", "documents": ["a red fox"]}
 SCORE = {"query": "red fox", "items": [{"text": "a red fox"}]}
 EXTRACT = {"items": [{"text": "the fox"}]}
+ITEMS = {"items": [{"text": "hello"}]}
+GIF = "R0lGODlhAQABAIAAAP///wAAACwAAAAAAQABAAACAkQBADs="
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,56 @@ async def test_of_a_query_field_that_comes_twice_the_last_counts(served: Start) 
         newest.json()["decisions"]
         == [one for one in everything if "other-half" in (one["model"], *one["victims"])][-1:]
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        # C1: what stands in the wrong place used to be passed over, and ordinary document vectors came back
+        ("/v1/encode/mini", {**ITEMS, "is_query": True}, "'is_query' belongs under 'params'"),
+        ("/v1/encode/mini", {**ITEMS, "output_dtype": "int8"}, "'output_dtype' belongs under 'params'"),
+        ("/v1/encode/mini", {**ITEMS, "options": {"is_query": True}}, "'options' belongs under 'params'"),
+        ("/v1/encode/mini", {**ITEMS, "parms": {}}, "did you mean 'params'?"),
+        ("/v1/encode/mini", {**ITEMS, "text": "hello"}, "'text' belongs in an item of 'items'"),
+        ("/v1/encode/mini", {**ITEMS, "params": {"items": []}}, "'items' belongs beside 'params'"),
+        ("/v1/encode/mini", {**ITEMS, "params": {"text": "a"}}, "'text' belongs in an item of 'items'"),
+        ("/v1/encode/mini", {**ITEMS, "params": {"labels": ["fox"]}}, "Unknown field 'labels' in 'params'"),
+        ("/v1/encode/mini", {"items": [{"text": "a", "is_query": True}]}, "'is_query' belongs under 'params'"),
+        ("/v1/encode/mini", {"items": [{"text": "a"}, {"text": "b", "txt": "c"}]}, "item 1: Unknown field 'txt'"),
+        ("/v1/encode/looker", {"items": [{"image": GIF}]}, "did you mean 'images'?"),
+        ("/v1/encode/looker", {"items": [{"images": [{"data": GIF, "fromat": "gif"}]}]}, "did you mean 'format'?"),
+        ("/v1/encode/looker", {"items": [{"images": [{"data": GIF, "url": GIF}]}]}, "one of 'data', 'url' and 'image"),
+        ("/v1/score/ranker", {**SCORE, "params": {"truncate": True}}, "'params' belongs nowhere here"),
+        ("/v1/score/ranker", {**SCORE, "is_query": True}, "Unknown field 'is_query'"),
+        ("/v1/score/ranker", {**SCORE, "query": {"text": "a", "instruction": "b"}}, "'instruction' belongs beside"),
+        ("/v1/score/ranker", {**SCORE, "items": [{"text": "a", "truncate": True}]}, "'truncate' belongs beside"),
+        ("/v1/extract/finder", {**EXTRACT, "labels": ["fox"]}, "'labels' belongs under 'params'"),
+        ("/v1/extract/finder", {"items": [{"text": "a", "labels": ["fox"]}]}, "'labels' belongs under 'params'"),
+        ("/v1/extract/finder", {**EXTRACT, "params": {"output_types": ["dense"]}}, "Unknown field 'output_types'"),
+        (
+            "/v1/encode/mini",
+            {**ITEMS, "params": {"options": {"output_types": ["dense"]}}},
+            "'output_types' belongs beside 'options'",
+        ),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+async def test_a_field_in_the_wrong_place_is_refused(served: Start, path: str, body: dict[str, Any], said: str) -> None:
+    """C1: a field that would be passed over is refused, and the message says where it belongs."""
+    async with served() as s:
+        response = await s.http.post(path, json=body)
+    assert response.status_code == 400, response.text
+    detail = response.json()["detail"]
+    assert said in detail["message"]
+    assert detail["param"]
+
+
+async def test_what_clients_send_beside_is_no_mistake(served: Start) -> None:
+    """C1: the model again, and an item's metadata, which the public client has a type for."""
+    async with served() as s:
+        plain = await s.encode("org/mini")
+        named = await s.http.post("/v1/encode/org/mini", json={**ITEMS, "model": "org/mini", "params": None})
+        items = await s.http.post("/v1/encode/org/mini", json={"items": [{"text": "hello", "metadata": {"a": 1}}]})
+        odd = await s.http.post("/v1/encode/org/mini", json={"items": [{"text": "hello", "metadata": "x"}]})
+    assert plain.json()["items"] == named.json()["items"] == items.json()["items"]
+    assert (odd.status_code, odd.json()["detail"]["index"]) == (400, 0)

@@ -22,7 +22,7 @@ def items(*texts: str) -> list[dict[str, Any]]:
 
 
 def best_first(query: str, texts: list[str]) -> list[tuple[str, float]]:
-    scored = [(str(index), expected_score(query, text)) for index, text in enumerate(texts)]
+    scored = [(f"item-{index}", expected_score(query, text)) for index, text in enumerate(texts)]
     return sorted(scored, key=lambda pair: -pair[1])
 
 
@@ -30,6 +30,7 @@ def best_first(query: str, texts: list[str]) -> list[tuple[str, float]]:
 
 
 async def test_scores_come_best_first_with_ids_that_are_strings(served: Start) -> None:
+    """C12: an item without an id is known by its place, as sie-server writes it."""
     documents = [{"id": "whale", "text": DOCUMENTS[0]}, {"text": DOCUMENTS[1]}, {"id": "short", "text": DOCUMENTS[2]}]
     async with served() as s:
         response = await s.http.post("/v1/score/ranker", json={"query": {"text": "red fox"}, "items": documents})
@@ -38,7 +39,7 @@ async def test_scores_come_best_first_with_ids_that_are_strings(served: Start) -
     assert body["model"] == "ranker"
     assert body["usage"] == {"input_tokens": 7}
     assert [one["rank"] for one in body["scores"]] == [0, 1, 2]
-    names = {"0": "whale", "1": "1", "2": "short"}
+    names = {"item-0": "whale", "item-1": "item-1", "item-2": "short"}
     expected = [(names[place], score) for place, score in best_first("red fox", DOCUMENTS)]
     assert [(one["item_id"], one["score"]) for one in body["scores"]] == expected
 
@@ -68,10 +69,10 @@ async def test_a_query_may_be_a_bare_string_and_models_that_encode_are_compared(
     def maxsim(document: list[list[float]]) -> float:
         return sum(max(sum(x * y for x, y in zip(one, other, strict=True)) for other in document) for one in query)
 
-    expected = {str(i): maxsim(item["multivector"]["values"]) for i, item in enumerate(encoded.json()["items"])}
+    expected = {f"item-{i}": maxsim(item["multivector"]["values"]) for i, item in enumerate(encoded.json()["items"])}
     scores = response.json()["scores"]
     assert {one["item_id"]: one["score"] for one in scores} == pytest.approx(expected, abs=1e-5)
-    assert scores[0]["item_id"] == "1"
+    assert scores[0]["item_id"] == "item-1"
 
 
 async def test_options_reach_the_engine(served: Start) -> None:
@@ -104,7 +105,7 @@ BAD_SCORES: list[tuple[dict[str, Any], str, int | None]] = [
     ({"options": []}, "options", None),
     ({"options": {"truncate": "yes"}}, "truncate", None),
     ({"lora": ""}, "lora", None),
-    ({"querry": "x"}, "the request", None),
+    ({"querry": "x"}, "querry", None),
     ({"items": [{"text": "fine"}, {"images": [{"data": "iVBORw0KGgo"}]}]}, "items", 1),
 ]
 
@@ -180,6 +181,7 @@ async def test_an_unknown_model_and_a_wrong_method(served: Start) -> None:
 
 
 async def test_extractions_of_every_kind(served: Start) -> None:
+    """C12: an item always has an ``id`` and ``data``, as sie-server's have."""
     asked = {"items": [{"id": "one", "text": "the Fox met a fox"}, {"text": "nobody"}], "params": {"labels": ["fox"]}}
     async with served() as s:
         response = await s.http.post("/v1/extract/finder", json=asked)
@@ -189,7 +191,8 @@ async def test_extractions_of_every_kind(served: Start) -> None:
     assert body["usage"] == {"input_tokens": 6}
     first, second = body["items"]
     assert first["id"] == "one"
-    assert "id" not in second
+    assert second["id"] == "item-1"
+    assert first["data"] == second["data"] == {}
     assert first["entities"] == [
         {"text": "Fox", "label": "fox", "score": 1.0, "start": 4, "end": 7},
         {"text": "fox", "label": "fox", "score": 1.0, "start": 14, "end": 17},
@@ -226,7 +229,7 @@ BAD_EXTRACTIONS: list[tuple[dict[str, Any], str, int | None]] = [
     ({"params": {"labels": [str(number) for number in range(10_000)]}}, "labels", 1000),
     ({"params": {"output_schema": "x"}}, "output_schema", None),
     ({"params": {"lables": ["fox"]}}, "params", None),
-    ({"labels": ["fox"]}, "the request", None),
+    ({"labels": ["fox"]}, "labels", None),
 ]
 
 

@@ -53,7 +53,7 @@ def score(
     if top is not None and top < 1:
         raise CommandError(f"--top must be 1 or more, not {top}", exit_code=Exit.USAGE, code="USAGE")
     given = list(texts_or_lines(texts, f'sie score {model} "a query" "a text" "another"'))
-    asked = {"query": {"text": query}, "items": [{"text": text} for text in given]}
+    asked = {"query": {"text": query}, "items": [{"id": str(place), "text": text} for place, text in enumerate(given)]}
     body = {**asked, **said(instruction, lora, truncate)}
     with Client(remote) as client:
         scores = answer(client, model_path("/v1/score", model), body, timeout)["scores"]

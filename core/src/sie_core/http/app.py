@@ -198,8 +198,7 @@ class Application:
         scope = exchange.scope
         if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND and "endpoint" not in scope:
             error = not_found(scope["method"], scope["path"], self.starlette.routes)
-        dialect = dialect_of(scope["path"])
-        return render(error, dialect, msgpack=exchange.wants_msgpack, operator=exchange.operator)
+        return render(error, dialect_of(scope["path"]), operator=exchange.operator)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])

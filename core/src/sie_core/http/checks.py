@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from sie_core.errors import BodyTooLarge, InvalidInput
 from sie_core.http.limits import Limits
@@ -13,6 +14,7 @@ from sie_core.http.limits import Limits
 __all__ = [
     "MAX_ID",
     "check_count",
+    "check_fields",
     "check_lora",
     "dimensions_of",
     "instruction_of",
@@ -20,7 +22,6 @@ __all__ = [
     "mapping",
     "optional",
     "options_of",
-    "refuse_unknown",
     "shown",
     "text_of",
 ]
@@ -28,6 +29,7 @@ __all__ = [
 _SHOWN: Final = 80
 _brief: Final = reprlib.Repr().repr
 _MAX_NAME: Final = 256
+NOWHERE: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_ID: Final = 2**31
 """Token ids are int32 for every engine; whether the vocabulary has them is the model's to say."""
 
@@ -109,11 +111,31 @@ def mapping(value: Any, param: str) -> Mapping[Any, Any]:
     return value
 
 
-def refuse_unknown(name: Any, known: Sequence[str], param: str) -> NoReturn:
-    """Raises InvalidInput, with the field that may have been meant."""
-    near = difflib.get_close_matches(name[:64], known, n=1) if isinstance(name, str) else []
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    raise InvalidInput(f"{shown(name)} is no field of {param!r}; {hint}", param=param)
+def check_fields(
+    given: Iterable[Any],
+    known: Sequence[str],
+    where: str,
+    *,
+    elsewhere: Mapping[str, str] = NOWHERE,
+    index: int | None = None,
+    param: str | None = None,
+) -> None:
+    """Refuse what would be passed over, with where it belongs or what may have been meant.
+
+    ``where`` is what the fields stand in, as a message quotes it; ``elsewhere`` says of fields of other places where
+    these are; ``param`` is the error's, that of the unknown field itself where none is given. Raises InvalidInput.
+    """
+    for name in given:
+        if name in known:
+            continue
+        named = isinstance(name, str)
+        if named and name in elsewhere:
+            message = f"{name!r} belongs {elsewhere[name]}, not in {where}"
+        else:
+            near = difflib.get_close_matches(name[:64], known, n=1) if named else []
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            message = f"Unknown field {shown(name)} in {where}; {hint}"
+        raise InvalidInput(message, index=index, param=param or str(name)[:_SHOWN])
 
 
 def shown(value: Any) -> str:

@@ -88,9 +88,8 @@ def _response(status: Mapping[str, Any], shape: Mapping[str, Any], number: str, 
             {"type": "object", "properties": dict.fromkeys(shape["at"], inner)},
         ]
     }
-    types = ["application/json", "application/msgpack"] if shape["msgpack"] else ["application/json"]
     return {
         "description": status["description"],
         "headers": {name: {"$ref": f"#/components/headers/{header}"} for name, header in status["headers"].items()},
-        "content": {kind: {"schema": schema} for kind in types},
+        "content": {"application/json": {"schema": schema}},
     }

@@ -1,4 +1,4 @@
-"""From errors to answers: one table for every error of SIE, several dialects, JSON and msgpack.
+"""From errors to answers: one table for every error of SIE, several dialects, JSON whatever the request accepts.
 
 The native dialect answers ``{"detail": {...}}``, the OpenAI dialect ``{"error": {...}}``; those who rerank get that
 and the message outside as well, as ``message``, where Cohere has it, and as ``detail``, where Jina has it; paths that
@@ -41,7 +41,7 @@ class Dialect(enum.Enum):
 
 
 _FOREIGN = frozenset({Dialect.OPENAI, Dialect.COHERE})
-"""Dialects that are JSON only, and have 429 for a full queue."""
+"""Dialects that have 429 for a full queue."""
 
 
 class HttpError(e.RequestError):
@@ -169,8 +169,10 @@ def rule_for(kind: type[BaseException]) -> Rule | None:
     return next((RULES[ancestor] for ancestor in kind.__mro__ if ancestor in RULES), None)
 
 
-def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False, operator: bool = False) -> Reply:
-    """Turn an error into an answer. Unknown exceptions are logged, and become a 500 that says nothing of the inside.
+def render(error: BaseException, dialect: Dialect, *, operator: bool = False) -> Reply:
+    """Turn an error into an answer, in JSON: public clients look for nothing else, whatever they accept.
+
+    Unknown exceptions are logged, and become a 500 that says nothing of the inside.
 
     ``operator``: whether who asks may see the error's ``details``.
     """
@@ -195,7 +197,7 @@ def render(error: BaseException, dialect: Dialect, *, msgpack: bool = False, ope
     if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     body = _body(detail, status, dialect)
-    return pack(body, status=status, headers=tuple(headers), msgpack=msgpack and dialect not in _FOREIGN)
+    return pack(body, status=status, headers=tuple(headers))
 
 
 def _translate(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 
 from sie_core.errors import BodyTooLarge, InvalidInput
-from sie_core.http.checks import kind_of
+from sie_core.http.checks import check_fields, kind_of
 from sie_core.http.limits import Limits
 from sie_core.http.pixels import Truncated, size_of
 from sie_core.types import Item
@@ -30,6 +30,8 @@ _WANTED: Final = (
 )
 _MEDIA: Final = frozenset({"image_url", "video_url", "audio_url", "input_image", "image", "video", "audio"})
 """What a part of a message may name by an address."""
+_SOURCES: Final = ("data", "url", "image_url")
+_FIELDS: Final = (*_SOURCES, "format", "type")
 _SUM: Final = 8
 """The images of a request may have so many times the pixels of the largest one together."""
 _AT_A_TIME: Final = 4
@@ -77,6 +79,10 @@ class Pictures:
             raise InvalidInput(message, index=index, param=param)
 
     def _read(self, image: Any, place: int, index: int | None, param: str) -> bytes:
+        if isinstance(image, Mapping):
+            check_fields(image, _FIELDS, "an image", index=index, param=param)
+            if sum(image.get(name) is not None for name in _SOURCES) > 1:
+                raise InvalidInput("an image has one of 'data', 'url' and 'image_url'", index=index, param=param)
         data = _data_of(image)
         if isinstance(data, str):
             if _is_address(data):
@@ -229,7 +235,7 @@ def _data_of(image: Any) -> Any:
     """``{data}``, ``{url}`` and OpenAI's ``{type: image_url, image_url: {url}}``, or the bare value."""
     if not isinstance(image, Mapping):
         return image
-    for name in ("data", "url", "image_url"):
+    for name in _SOURCES:
         value = image.get(name)
         if value is not None:
             return value.get("url") if name == "image_url" and isinstance(value, Mapping) else value

@@ -12,6 +12,7 @@ from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
 from sie_core.http.checks import (
     MAX_ID,
     check_count,
+    check_fields,
     check_lora,
     dimensions_of,
     instruction_of,
@@ -19,12 +20,11 @@ from sie_core.http.checks import (
     mapping,
     optional,
     options_of,
-    refuse_unknown,
     shown,
     text_of,
 )
 from sie_core.http.images import Pictures
-from sie_core.http.items import item_of
+from sie_core.http.items import ITEM_FIELDS, item_of
 from sie_core.http.limits import Limits
 from sie_core.http.vectors import Ranges
 from sie_core.types import Item, RequestParams
@@ -40,6 +40,7 @@ __all__ = [
 
 OUTPUT_TYPES: Final = ("dense", "sparse", "multivector")
 SPARSE_DTYPES: Final = ("float32", "float16")
+"""Indices would not survive anything else: beside other outputs, sparse ones then stay float32."""
 DTYPES: Final = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 ENCODINGS: Final = ("float", "base64")
 INPUT_TYPES: Final = ("query", "document", "passage")
@@ -55,6 +56,11 @@ _PARAMS: Final = (
     "ranges",
     "options",
 )
+_ENCODE: Final = ("model", "items", "params")
+_IN_ITEMS: Final = dict.fromkeys(ITEM_FIELDS, "in an item of 'items'")
+_NOT_BESIDE: Final = {**_IN_ITEMS, **dict.fromkeys(_PARAMS, "under 'params'")}
+_NOT_IN_PARAMS: Final = {**_IN_ITEMS, "model": "beside 'params'", "items": "beside 'params'"}
+_NOT_IN_ITEMS: Final = dict.fromkeys(_PARAMS, "under 'params'")
 _PLAIN: Final = RequestParams()
 _ID_BYTES: Final = 4
 
@@ -85,12 +91,13 @@ class EmbeddingsRequest:
 
 def parse_encode(body: Mapping[Any, Any], limits: Limits) -> EncodeRequest:
     """Check the body of ``POST /v1/encode``. Raises InvalidInput, Unsupported, BodyTooLarge."""
+    check_fields(body, _ENCODE, "the request", elsewhere=_NOT_BESIDE)
     raw = body.get("items")
     if not isinstance(raw, list):
         raise InvalidInput("'items' must be a list of {text: ...}", param="items")
     check_count(len(raw), limits, "items")
     pictures = Pictures(limits)
-    items = tuple(item_of(value, index, limits, pictures) for index, value in enumerate(raw))
+    items = tuple(item_of(value, index, limits, pictures, elsewhere=_NOT_IN_ITEMS) for index, value in enumerate(raw))
     params = body.get("params")
     if params is None:
         return EncodeRequest(items, _PLAIN, pictures)
@@ -100,10 +107,10 @@ def parse_encode(body: Mapping[Any, Any], limits: Limits) -> EncodeRequest:
 def _native_params(
     items: tuple[Item, ...], pictures: Pictures, params: Mapping[Any, Any], limits: Limits
 ) -> EncodeRequest:
-    for name in params:
-        if name not in _PARAMS:
-            refuse_unknown(name, _PARAMS, "params")
+    check_fields(params, _PARAMS, "'params'", elsewhere=_NOT_IN_PARAMS, param="params")
     options = options_of(params.get("options"), "params.options")
+    if "output_types" in options:
+        raise InvalidInput("'output_types' belongs beside 'options', not in it", param="params.options")
 
     def option(name: str) -> Any:
         """Clients put these beside ``options`` or into it."""
@@ -112,7 +119,7 @@ def _native_params(
             raise InvalidInput(f"{name!r} is {shown(outer)} and, in 'options', {shown(inner)}", param=name)
         return inner if outer is None else outer
 
-    asked = params.get("output_dtype")
+    asked = option("output_dtype")
     dtype = "float32" if asked is None else asked
     if dtype not in DTYPES:
         raise Unsupported(
@@ -121,7 +128,7 @@ def _native_params(
             param="output_dtype",
         )
     output_types = _output_types(params.get("output_types"))
-    if "sparse" in output_types and dtype not in SPARSE_DTYPES:
+    if output_types == ("sparse",) and dtype not in SPARSE_DTYPES:
         raise Unsupported(
             f"sparse output comes as {' or '.join(SPARSE_DTYPES)}, not {dtype}: its indices would not survive",
             supported=SPARSE_DTYPES,
@@ -131,7 +138,7 @@ def _native_params(
         items,
         RequestParams(
             output_types=output_types,
-            instruction=instruction_of(params.get("instruction"), len(items), limits),
+            instruction=instruction_of(option("instruction"), len(items), limits),
             is_query=bool(optional(option("is_query"), bool, "is_query", "true or false")),
             dimensions=dimensions_of(option("dimensions")),
             truncate=optional(option("truncate"), bool, "truncate", "true or false"),

@@ -17,6 +17,9 @@ __all__ = ["Limits", "decode", "read_body", "read_object"]
 _JSON_TYPES: Final = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES: Final = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
 
+_PACKED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""How compressed bodies begin; no JSON and no msgpack map does."""
+
 _from_msgpack = msgspec.msgpack.Decoder().decode
 
 
@@ -138,7 +141,27 @@ def decode(body: bytes, *, msgpack: bool) -> dict[Any, Any]:
     except RecursionError:
         raise InvalidInput(f"the body is nested too deep for a {name}") from None
     except (orjson.JSONDecodeError, msgspec.MsgspecError) as error:
-        raise InvalidInput(f"the body is no valid {'msgpack' if msgpack else 'JSON'}: {error}") from None
+        _refuse_packed(body)
+        raise InvalidInput(f"Invalid {'msgpack' if msgpack else 'JSON'} body: {_fault(body, error)}") from None
     if not isinstance(value, dict):
+        _refuse_packed(body)
         raise InvalidInput(f"the body must be a {name}")
     return value
+
+
+def _refuse_packed(body: bytes) -> None:
+    """A body that is compressed and does not say so is no broken one. Raises HttpError (415)."""
+    coding = next((coding for start, coding in _PACKED.items() if body.startswith(start)), None)
+    if coding is not None:
+        message = f"The body is compressed ({coding}), and no 'Content-Encoding' says so: send it uncompressed"
+        raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-encoding")
+
+
+def _fault(body: bytes, error: Exception) -> str:
+    """What is wrong with it; of JSON in another encoding than UTF-8 the parser says something about surrogates."""
+    if isinstance(error, orjson.JSONDecodeError):
+        try:
+            body.decode()
+        except UnicodeDecodeError as odd:
+            return f"byte {odd.start} (0x{body[odd.start]:02x}) is not UTF-8: send the text in UTF-8"
+    return str(error)

@@ -10,6 +10,7 @@ from attrs import frozen
 from sie_core.errors import InvalidInput
 from sie_core.http.checks import (
     check_count,
+    check_fields,
     check_lora,
     dimensions_of,
     instruction_of,
@@ -17,11 +18,10 @@ from sie_core.http.checks import (
     mapping,
     optional,
     options_of,
-    refuse_unknown,
     text_of,
 )
 from sie_core.http.images import Pictures
-from sie_core.http.items import item_of
+from sie_core.http.items import ITEM_FIELDS, item_of
 from sie_core.http.limits import Limits
 from sie_core.types import Item, RequestParams
 
@@ -33,6 +33,17 @@ MAX_LABELS: Final = 1000
 _SCORE: Final = ("model", "query", "items", "instruction", "truncate", "lora", "options")
 _EXTRACT: Final = ("model", "items", "params")
 _EXTRACT_PARAMS: Final = ("labels", "output_schema", "instruction", "truncate", "lora", "options")
+_SCORED: Final = dict.fromkeys(_SCORE, "beside 'items'")
+_NOT_SCORED: Final = {
+    **dict.fromkeys(ITEM_FIELDS, "in an item of 'items'"),
+    "params": "nowhere here (its fields stand beside 'query')",
+}
+_EXTRACTED: Final = dict.fromkeys(_EXTRACT_PARAMS, "under 'params'")
+_NOT_EXTRACTED: Final = {**dict.fromkeys(ITEM_FIELDS, "in an item of 'items'"), **_EXTRACTED}
+_NOT_IN_PARAMS: Final = {
+    **dict.fromkeys(ITEM_FIELDS, "in an item of 'items'"),
+    **dict.fromkeys(_EXTRACT, "beside 'params'"),
+}
 
 
 @frozen(eq=False)
@@ -58,43 +69,39 @@ class ExtractRequest:
 
 def parse_score(body: Mapping[Any, Any], limits: Limits) -> ScoreRequest:
     """Check the body of ``POST /v1/score``. Raises InvalidInput, BodyTooLarge."""
-    for name in body:
-        if name not in _SCORE:
-            refuse_unknown(name, _SCORE, "the request")
+    check_fields(body, _SCORE, "the request", elsewhere=_NOT_SCORED)
     pictures = Pictures(limits)
     query = body.get("query")
     if query is None:
         raise InvalidInput("'query' is missing", param="query")
     if isinstance(query, str):
         query = {"text": query}
-    asked = item_of(query, None, limits, pictures, "query")
-    items = _items(body.get("items"), limits, pictures, MAX_SCORED)
+    asked = item_of(query, None, limits, pictures, "query", _SCORED)
+    items = _items(body.get("items"), limits, pictures, MAX_SCORED, _SCORED)
     return ScoreRequest(asked, items, _params(body, "options", len(items), limits), pictures)
 
 
 def parse_extract(body: Mapping[Any, Any], limits: Limits) -> ExtractRequest:
     """Check the body of ``POST /v1/extract``. Raises InvalidInput, BodyTooLarge."""
-    for name in body:
-        if name not in _EXTRACT:
-            refuse_unknown(name, _EXTRACT, "the request")
+    check_fields(body, _EXTRACT, "the request", elsewhere=_NOT_EXTRACTED)
     pictures = Pictures(limits)
-    items = _items(body.get("items"), limits, pictures, None)
+    items = _items(body.get("items"), limits, pictures, None, _EXTRACTED)
     raw = body.get("params")
     params = {} if raw is None else mapping(raw, "params")
-    for name in params:
-        if name not in _EXTRACT_PARAMS:
-            refuse_unknown(name, _EXTRACT_PARAMS, "params")
+    check_fields(params, _EXTRACT_PARAMS, "'params'", elsewhere=_NOT_IN_PARAMS, param="params")
     schema = optional(params.get("output_schema"), dict, "output_schema", "an object")
     labels = _labels(params.get("labels"), limits)
     asked = _params(params, "params.options", len(items), limits)
     return ExtractRequest(items, asked, pictures, labels, schema)
 
 
-def _items(raw: Any, limits: Limits, pictures: Pictures, most: int | None) -> tuple[Item, ...]:
+def _items(
+    raw: Any, limits: Limits, pictures: Pictures, most: int | None, elsewhere: Mapping[str, str]
+) -> tuple[Item, ...]:
     if not isinstance(raw, list):
         raise InvalidInput(f"'items' must be a list of {{text: ...}}, not {kind_of(raw)}", param="items")
     check_count(len(raw), limits, "items", most)
-    return tuple(item_of(value, index, limits, pictures) for index, value in enumerate(raw))
+    return tuple(item_of(value, index, limits, pictures, elsewhere=elsewhere) for index, value in enumerate(raw))
 
 
 def _params(asked: Mapping[Any, Any], where: str, texts: int, limits: Limits) -> RequestParams:
@@ -106,7 +113,7 @@ def _params(asked: Mapping[Any, Any], where: str, texts: int, limits: Limits) ->
         return inner if outer is None else outer
 
     return RequestParams(
-        instruction=instruction_of(asked.get("instruction"), texts, limits),
+        instruction=option("instruction", lambda value: instruction_of(value, texts, limits)),
         dimensions=dimensions_of(options.pop("dimensions", None)),
         truncate=option("truncate", lambda value: optional(value, bool, "truncate", "true or false")),
         lora=option("lora", check_lora),

@@ -71,8 +71,11 @@ async def native_items(
     *,
     msgpack: bool,
     ranges: Ranges | None = None,
+    vocabulary: int | None = None,
 ) -> list[Any]:
     """One entry an item, in order, ready to be packed. Lets the event loop turn now and then, as ``openai_data`` does.
+
+    ``vocabulary``: the size of sparse vectors, where it is known.
 
     Raises:
         Unsupported: the model did not give an output that was asked for.
@@ -87,25 +90,32 @@ async def native_items(
             if value is None:
                 raise not_given(name, output)
             if name == "sparse":
-                entry[name] = _sparse(value, dtype, msgpack=msgpack)
+                entry[name] = _sparse(value, dtype, vocabulary, msgpack=msgpack)
                 await pace.after(value.values.size)
             else:
-                entry[name] = _dense(value, dtype, ranges, msgpack=msgpack)
+                write = _dense if name == "dense" else _tokens
+                entry[name] = write(value, dtype, ranges, msgpack=msgpack)
                 await pace.after(value.size)
         entries.append(entry if msgpack else part(entry))
     return entries
 
 
 def _dense(value: NDArray[np.float32], dtype: str, ranges: Ranges | None, *, msgpack: bool) -> dict[str, Any]:
-    """A vector, or the matrix of a multivector."""
     return {"dims": value.shape[-1], "dtype": dtype, "values": _wrap(convert(value, dtype, ranges), msgpack=msgpack)}
 
 
-def _sparse(value: SparseVector, dtype: str, *, msgpack: bool) -> dict[str, Any]:
-    """Sparse weights come as floats only; whoever asks for another dtype has been refused."""
-    values = convert(value.values, dtype)
+def _tokens(value: NDArray[np.float32], dtype: str, ranges: Ranges | None, *, msgpack: bool) -> dict[str, Any]:
+    """The matrix of a multivector. Its width under sie-server's name, too."""
+    count, dims = value.shape
+    return {"token_dims": dims, "num_tokens": count, **_dense(value, dtype, ranges, msgpack=msgpack)}
+
+
+def _sparse(value: SparseVector, dtype: str, dims: int | None, *, msgpack: bool) -> dict[str, Any]:
+    """Sparse weights come as floats only: float32 where the other outputs are packed."""
+    values = convert(value.values, dtype if dtype == "float16" else "float32")
     indices = value.indices.astype("<i4", copy=False)
     return {
+        "dims": dims,
         "dtype": values.dtype.name,
         "indices": _wrap(indices, msgpack=msgpack),
         "values": _wrap(values, msgpack=msgpack),

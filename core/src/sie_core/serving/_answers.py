@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from sie_core.adapter import BatchEngine, StreamEngine
 from sie_core.errors import InferenceError, InvalidInput, NonFiniteOutput, Unsupported
@@ -37,6 +37,8 @@ _WORTH_A_THREAD: Final = 2_000_000
 class Answer(Generic[T]):
     """A request's answer: one output an item, in order; ``tokens`` is what the request is charged for.
 
+    ``dims``: the model's own, by output.
+
     Times in seconds. ``tokenise_s`` is spent on this request alone, ``inference_s`` is that of the runs its items took
     part in, ``queue_s`` all the rest: waiting for the model, for a turn, and for the run's neighbours to be prepared.
     """
@@ -47,6 +49,7 @@ class Answer(Generic[T]):
     queue_s: float
     tokenise_s: float
     inference_s: float
+    dims: Mapping[str, int] = field(factory=dict)
 
 
 class Answers:
@@ -78,10 +81,13 @@ class Answers:
             if request.task is Task.SCORE and engine.capabilities.compares is not None:
                 run = self._compare
             if request.params.lora is None:
-                return await run(lane, place, lease, request, deadline)
-            wait_s = max(0.0, deadline - asyncio.get_running_loop().time())
-            with await self._registry.hold_lora(lease, request.params.lora, wait_s=wait_s):
-                return await run(lane, place, lease, request, deadline)
+                answer = await run(lane, place, lease, request, deadline)
+            else:
+                wait_s = max(0.0, deadline - asyncio.get_running_loop().time())
+                with await self._registry.hold_lora(lease, request.params.lora, wait_s=wait_s):
+                    answer = await run(lane, place, lease, request, deadline)
+            answer.dims = engine.capabilities.dims
+            return answer
 
     async def _run(self, lane: Lane, place: Place, lease: Lease, request: BatchRequest, deadline: float) -> Answer[Any]:
         engine = lease.engine

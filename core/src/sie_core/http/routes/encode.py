@@ -31,6 +31,7 @@ async def encode(site: Site, exchange: Exchange) -> Reply:
         request.dtype,
         msgpack=msgpack,
         ranges=request.ranges,
+        vocabulary=result.dims.get("sparse"),
     )
     answer = {
         "model": result.model,

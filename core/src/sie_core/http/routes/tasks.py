@@ -42,8 +42,8 @@ async def score(site: Site, exchange: Exchange) -> Reply:
 
 
 def _identity(given: str | None, index: int) -> str:
-    """Clients take strings only: an item without an id is known by its place."""
-    return str(index) if given is None else given
+    """Clients take strings only: an item without an id is known by its place, as sie-server writes it."""
+    return f"item-{index}" if given is None else given
 
 
 async def extract(site: Site, exchange: Exchange) -> Reply:
@@ -64,8 +64,8 @@ async def _entries(items: Sequence[Item], outputs: Sequence[ExtractOutput], *, m
     """One an item, in order. The event loop turns in between: a thousand labels of a thousand items are a million."""
     entries: list[Any] = []
     pace = Pace()
-    for item, output in zip(items, outputs, strict=True):
-        entry = {**({} if item.id is None else {"id": item.id}), **_found(output)}
+    for index, (item, output) in enumerate(zip(items, outputs, strict=True)):
+        entry = {"id": _identity(item.id, index), **_found(output)}
         count = len(output.entities) + len(output.relations) + len(output.classifications) + len(output.objects)
         entries.append(part(entry, msgpack=msgpack))
         await pace.after(_AS_NUMBERS * (1 + count))
@@ -81,6 +81,7 @@ def _found(output: ExtractOutput) -> dict[str, Any]:
         ],
         "classifications": [{"label": one.label, "score": one.score} for one in output.classifications],
         "objects": [{"label": one.label, "score": one.score, "bbox": list(one.bbox)} for one in output.objects],
+        "data": {},  # for what models make by a schema: none of ours does
     }
 
 
