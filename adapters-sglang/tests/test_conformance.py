@@ -51,6 +51,10 @@ class Ours:
         return sglang
 
     @pytest.fixture
+    def own_host_memory(self) -> bool:
+        return True
+
+    @pytest.fixture
     def device(self) -> EmulatedDevice | None:
         return self.emulated
 
@@ -105,6 +109,7 @@ class TestGenerationOnAnEmulatedDevice(TestGeneration):
 
 
 class TestLoras(Ours, LoraConformance):
+    cycles, loads = 3, 1  # the class above has the whole of it
     options: ClassVar[Mapping[str, Any]] = {"max_loras": 2}
 
     @classmethod

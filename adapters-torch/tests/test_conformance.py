@@ -15,6 +15,10 @@ from sie_testing import AdapterConformance
 
 class Dense(AdapterConformance):
     @pytest.fixture
+    def device(self) -> Device | None:
+        return None  # the CPU
+
+    @pytest.fixture
     def adapter(self) -> Adapter:
         return DenseAdapter()
 

@@ -17,6 +17,10 @@ pytest.importorskip("PIL", reason="images need Pillow: pip install 'sie-adapters
 
 class ImageText(AdapterConformance):
     @pytest.fixture
+    def device(self) -> Device | None:
+        return None  # the CPU
+
+    @pytest.fixture
     def plugin(self) -> Any:
         return torch_plugin
 

@@ -446,6 +446,10 @@ def test_a_parked_model_comes_back_as_it_was(make: Any, folder: Path, tier: Any)
 
 class Gliner(AdapterConformance):
     @pytest.fixture
+    def device(self) -> Device | None:
+        return None  # the CPU
+
+    @pytest.fixture
     def plugin(self) -> Any:
         return plugin
 

@@ -16,6 +16,10 @@ __all__ = ["Emulated", "Family", "check_reserved"]
 
 class Family(AdapterConformance):
     @pytest.fixture
+    def device(self) -> Device | None:
+        return None  # the CPU
+
+    @pytest.fixture
     def plugin(self) -> Any:
         return torch_plugin
 

@@ -16,7 +16,7 @@ _ROOMS = {
     "sie_core.adapter": (
         "Adapter AdmissionReserve BatchEngine Declined DefaultModel Device DeviceBuffer DeviceGrant DeviceNeed "
         "DeviceView Engine EngineEvents Grant HostOffload HostResidue LoraEngine MemoryReport Prepared StreamEngine "
-        "TransitionContext"
+        "TransitionContext is_emulated"
     ),
     "sie_core.checkpoints": "TensorEntry read_header read_headers",
     "sie_core.errors": (
@@ -29,6 +29,7 @@ _ROOMS = {
         "Unsupported WakeCheckFailed"
     ),
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
+    "sie_core.memory.emulated": "EmulatedBuffer EmulatedDevice",
     "sie_core.memory.host": "HostMemory",
     "sie_core.sources": "locate parse_source",
     "sie_core.types": (

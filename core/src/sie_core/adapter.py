@@ -44,6 +44,7 @@ __all__ = [
     "Prepared",
     "StreamEngine",
     "TransitionContext",
+    "is_emulated",
 ]
 
 
@@ -77,6 +78,11 @@ class Device(Protocol):
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Take bytes of an emulated device. Raises DeviceOutOfMemory; other kinds raise TypeError."""
+
+
+def is_emulated(account: str) -> bool:
+    """Whether an account is that of an emulated device, whose memory comes from ``ctx.device_buffer``."""
+    return account.partition(":")[0] == "emulated"
 
 
 @frozen

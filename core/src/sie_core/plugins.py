@@ -208,7 +208,27 @@ class Plugins:
 
     def routes(self) -> list[Any]:
         """The Starlette routes of all plugins, in order of registration."""
-        return [route for routes in self._collect("register_routes", list) for route in routes]
+        return [route for _, routes in self.routes_by_plugin() for route in routes]
+
+    def routes_by_plugin(self) -> list[tuple[str, list[Any]]]:
+        """The same with the name of the plugin that each lot is from."""
+        found: list[tuple[str, list[Any]]] = []
+        for impl in self._chain("register_routes", None):
+            found += [(impl.plugin_name, routes) for routes in self._collect_of([impl], "register_routes", list)]
+        self._raise_if_strict()
+        return found
+
+    def refuse(self, plugin: str, what: str) -> None:
+        """Something that a plugin offers can't be used, the rest can: say so in the log and in its reason.
+
+        Raises:
+            PluginConflict: in strict mode.
+        """
+        error = PluginConflict(what, plugin=plugin)
+        if self._strict:
+            raise error
+        _log.warning("plugin %r: %s", plugin, what)
+        self._note(plugin, reason=what)
 
     def commands(self) -> list[Command]:
         """The sub-commands of all plugins; of two with one name, the first, and the other plugin is a conflict."""
@@ -273,8 +293,15 @@ class Plugins:
 
     def _collect(self, hook: str, accept: Callable[[Any], _T], **arguments: Any) -> list[_T]:
         """Every plugin's answer; one that fails is left out from now on."""
+        answers = self._collect_of(self._chain(hook, None), hook, accept, **arguments)
+        self._raise_if_strict()
+        return answers
+
+    def _collect_of(
+        self, impls: Sequence[pluggy.HookImpl], hook: str, accept: Callable[[Any], _T], **arguments: Any
+    ) -> list[_T]:
         answers: list[_T] = []
-        for impl in self._chain(hook, None):
+        for impl in impls:
             try:
                 answer = impl.function(*[arguments[name] for name in impl.argnames])
                 if answer is not None:
@@ -283,7 +310,6 @@ class Plugins:
                 raise
             except BaseException as error:
                 self._leave_out(impl.plugin_name, error, f"{hook} failed")
-        self._raise_if_strict()
         return answers
 
     # --- registration ---

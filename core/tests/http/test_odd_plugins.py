@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from installed import install_plugin
-from sie_core import ModelSpec
+from sie_core import ModelSpec, PluginConflict
 from sie_core.plugins import Plugins
 from website import MIB, Start
 
@@ -176,3 +176,47 @@ async def test_dimensions_that_were_asked_for_are_the_ones_that_count(served: St
         assert right.status_code == 200
         wrong = await s.http.post("/v1/embeddings", json={"model": "strange", "input": "x", "dimensions": 20})
         assert "dense of shape (10,): it must be (20,)" in wrong.json()["error"]["message"]
+
+
+ROUTES = """
+    from sie_core import hookimpl
+    sie_api = 1
+
+    @hookimpl
+    def register_routes():
+        from starlette.responses import PlainTextResponse
+        from starlette.routing import Mount, Route
+
+        async def mine(request):
+            return PlainTextResponse("mine")
+
+        return [
+            Route("/v1/embeddings", mine, methods=["GET", "POST"]),
+            Route("/v1/models/{name}/card", mine),
+            Route("/healthz/", mine),
+            Route("/x/hello", mine),
+            Mount("/y", routes=[Route("/hello", mine)]),
+        ]
+"""
+
+
+async def test_routes_that_shadow_those_of_the_server_are_refused(
+    served: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D4: whatever their methods; the plugin is named and its other routes serve."""
+    install_plugin(tmp_path, monkeypatch, "squatter", ROUTES)
+    plugins = Plugins.load()
+    with caplog.at_level(logging.WARNING, "sie_core.plugins"):
+        async with served(plugins=plugins) as s:
+            assert (await s.http.get("/v1/embeddings")).status_code == 405
+            assert (await s.embed()).status_code == 200
+            assert (await s.http.get("/v1/models/mini/card")).status_code == 404
+            for path in ("/x/hello", "/y/hello"):
+                assert (await s.http.get(path)).text == "mine"
+    told = "its routes for /v1/embeddings, /v1/models/{name}/card, /healthz/ are not used"
+    assert f"plugin 'squatter': {told}" in caplog.text
+    (info,) = [info for info in plugins.info() if info.name == "squatter"]
+    assert told in info.reason
+    with pytest.raises(PluginConflict, match="/v1/embeddings"):
+        async with served(plugins=Plugins.load(strict=True)):
+            pass

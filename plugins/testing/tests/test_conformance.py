@@ -35,6 +35,14 @@ class FakeConformance(AdapterConformance):
         return plugin
 
     @pytest.fixture
+    def device(self) -> EmulatedDevice | None:
+        return None  # its bytes are made up: no device could count them
+
+    @pytest.fixture
+    def own_host_memory(self) -> bool:
+        return not self.options.allocate
+
+    @pytest.fixture
     def missing_model(self) -> ModelSpec:
         return ModelSpec("missing", "fake", options=FakeOptions(fail_load="ModelSourceNotFound"))
 
@@ -92,23 +100,10 @@ class TestEveryTask(TestExtractions):
 
 
 class TestRealBytes(FakeConformance):
+    """On the device that the suite makes by itself."""
+
     options = FakeOptions(weights_bytes=3 * MIB + 17, context_bytes=MIB, allocate=True)
-
-    emulated: EmulatedDevice
-
-    @classmethod
-    def setup_class(cls) -> None:
-        cls.emulated = EmulatedDevice("emulated:0", 64 * MIB)
-
-    @pytest.fixture
-    def device(self) -> EmulatedDevice:
-        return self.emulated
-
-    @classmethod
-    def teardown_class(cls) -> None:
-        super().teardown_class()
-        assert cls.emulated.used() == 0
-        cls.emulated.close()
+    device = AdapterConformance.device
 
 
 class TestRealBytesAndKeptBackup(TestRealBytes):

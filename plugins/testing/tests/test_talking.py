@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 class TestTalker(GenerationConformance):
-    options = FakeOptions(token_s=0.005, context_bytes=MIB, host_bytes=1000)
+    options = FakeOptions(token_s=0.005, context_bytes=MIB, host_bytes=1000, allocate=True)
 
     @pytest.fixture
     def adapter(self) -> Adapter:
@@ -53,7 +53,7 @@ class TestTalker(GenerationConformance):
 
 
 class TestTalkerOfOneAtATime(TestTalker):
-    options = FakeOptions(token_s=0.005, max_running=1)
+    options = FakeOptions(token_s=0.005, max_running=1, allocate=True)
 
 
 class Adaptable(LoraConformance):
@@ -110,7 +110,7 @@ class TestAdaptableTalker(Adaptable):
 
 class TestAdaptableTalkerThatEncodesOnly(Adaptable):
     made = FakeStreamAdapter
-    options = FakeOptions(max_loras=1, lora_bytes=4096, tasks=("encode",))
+    options = FakeOptions(max_loras=1, lora_bytes=4096, tasks=("encode",), allocate=True)
 
 
 # --- flaws -----------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from sie_core._traces import forget_traces
+from sie_core.http._beside import is_taken, path_of, routes_beside
 from sie_core.http.auth import KeyRing
 from sie_core.http.browsers import Browsers
 from sie_core.http.endpoint import Endpoint, Handler, Site
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from sie_core.plugins import Plugins
     from sie_core.serving import Service
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "taken_paths"]
 
 UNMATCHED: Final = "none"
 """Stands for the route in metrics where there is none: raw paths would make a series each."""
@@ -81,8 +82,15 @@ def create_app(
         remote=RemoteImages() if settings.allow_image_urls else None,
         root=(settings.root_path or "").rstrip("/"),
     )
-    extra = plugins.routes() if plugins is not None else ()
-    return Application(site, settings, [*_routes(site), *extra])
+    ours = _routes(site)
+    extra = routes_beside(plugins, ours) if plugins is not None else ()
+    return Application(site, settings, [*ours, *extra])
+
+
+def taken_paths(routes: Iterable[BaseRoute]) -> list[str]:
+    """Paths of these routes that the server answers itself: a plugin's would not be reached, or answer in its place."""
+    ours = _routes(cast(Site, None))  # they only have to be there
+    return [path_of(route) for route in routes if is_taken(route, ours)]
 
 
 def _routes(site: Site) -> list[BaseRoute]:

@@ -1,10 +1,13 @@
-"""What every engine has to keep to, whatever it answers: admission, memory, loading and closing, parking."""
+"""What every engine has to keep to, whatever it answers: admission, loading and closing, parking.
+
+The tests run on a thread of the class's own, as an engine's calls do in a server, and each within a time-out.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 import pytest
@@ -15,6 +18,7 @@ from sie_core import (
     Device,
     DeviceGrant,
     DeviceView,
+    EmulatedDevice,
     Engine,
     Grant,
     HostOffload,
@@ -22,11 +26,20 @@ from sie_core import (
     ModelSpec,
     TransitionCancelled,
     TransitionContext,
+    is_emulated,
 )
+
+from sie_testing._bounds import EngineThread, Hung
 
 __all__ = ["Events", "LifecycleConformance", "call_hook", "make_context", "park", "parkable"]
 
+T = TypeVar("T")
 _AMPLE = 1 << 40
+_MIB = 1 << 20
+_AT_ONCE = 3
+"""Engines that the default device has room for."""
+_AFTER_HANGING = 0.1
+"""Of the time-out: once something hung, the tests after it wait so much of it."""
 
 
 class Events:
@@ -82,7 +95,12 @@ class LifecycleConformance:
     """Inherit it, override ``adapter``, ``model`` and ``plugin``, and whatever else differs."""
 
     engine_class: ClassVar[type[Engine]] = Engine
+    limit_s: ClassVar[float] = 120.0
+    """Seconds that a test, a load or a close may take; what takes longer hangs, and fails."""
     _shared: ClassVar[tuple[Engine, TransitionContext]]
+    _emulated: ClassVar[EmulatedDevice]
+    _thread: ClassVar[EngineThread]
+    _hung: ClassVar[dict[str, str]]
 
     # --- what an author overrides ---
 
@@ -102,9 +120,21 @@ class LifecycleConformance:
         raise NotImplementedError("override the fixture `plugin`")
 
     @pytest.fixture
-    def device(self) -> Device | None:
-        """The device to load on; ``None``: an account named as the model's ``device`` says, or ``cpu``."""
-        return None
+    def device(self, model: ModelSpec, plugin: Any) -> Device | None:
+        """The device to load on: an emulated one, whose bytes can be counted, unless the model names another.
+
+        ``None``: an account that nobody measures, named as the model's ``device`` says, or ``cpu``.
+        """
+        if model.device is not None and not is_emulated(model.device):
+            return None
+        cls = type(self)
+        if "_emulated" not in vars(cls):
+            name = model.device or "emulated:0"
+            needs = self.asked(plugin, model, DeviceView(name, "emulated", _AMPLE, _AMPLE, _AMPLE)).ranks
+            each = sum(need.min_bytes + need.context_bytes + need.headroom_bytes for need in needs)
+            cls._emulated = EmulatedDevice(name, _AT_ONCE * each + 16 * _MIB)
+        device: Device = cls._emulated
+        return device
 
     @pytest.fixture
     def missing_model(self) -> ModelSpec | None:
@@ -118,9 +148,17 @@ class LifecycleConformance:
         total = device.total() if device is not None else _AMPLE
         name = device.name if device is not None else model.device or "cpu"
         kind = device.kind if device is not None else "cpu"
-        view = DeviceView(name, kind, total=total, free=total, available=total)
-        reserve = call_hook(plugin, "admission_reserve", model=model, devices=[view])
-        assert isinstance(reserve, AdmissionReserve), "admission_reserve must answer for the adapter's own model"
+        return self.asked(plugin, model, DeviceView(name, kind, total=total, free=total, available=total))
+
+    @classmethod
+    def asked(cls, plugin: Any, model: ModelSpec, view: DeviceView) -> AdmissionReserve:
+        """What the plugin says that a model needs on a device."""
+        reserve = cls.bounded(
+            "admission_reserve", lambda: call_hook(plugin, "admission_reserve", model=model, devices=[view])
+        )
+        assert isinstance(reserve, AdmissionReserve), (
+            f"admission_reserve answered {reserve!r} for the adapter's own model: an AdmissionReserve"
+        )
         return reserve
 
     @pytest.fixture
@@ -135,33 +173,78 @@ class LifecycleConformance:
     @pytest.fixture
     def fresh(self, adapter: Adapter, model: ModelSpec, context: Callable[..., TransitionContext]) -> Iterator[Engine]:
         """An engine of the test's own."""
-        engine = adapter.load(model, context(), Events())
-        assert isinstance(engine, self.engine_class)
+        engine = self._load(adapter, model, context())
         yield engine
-        self.shut(engine, context())
+        self.bounded("close", self.shut, engine, context())
 
     @pytest.fixture
     def engine(self, adapter: Adapter, model: ModelSpec, context: Callable[..., TransitionContext]) -> Engine:
         """An engine that the tests of a class share, for what leaves no trace: loading may take seconds."""
         cls = type(self)
         if "_shared" not in vars(cls):
-            engine = adapter.load(model, context(), Events())
-            assert isinstance(engine, self.engine_class)
-            cls._shared = (engine, context())
+            cls._shared = (self._load(adapter, model, context()), context())
         return cls._shared[0]
+
+    def _load(self, adapter: Adapter, model: ModelSpec, ctx: TransitionContext) -> Engine:
+        engine = self.bounded("load", self.blocking, adapter.load, model, ctx, Events())
+        assert isinstance(engine, self.engine_class), f"load returned {engine!r}: a {self.engine_class.__name__}"
+        return engine
 
     @classmethod
     def teardown_class(cls) -> None:
-        """Close the shared engine."""
-        if "_shared" in vars(cls):
-            engine, ctx = cls._shared
-            cls.shut(engine, ctx)
-            del cls._shared
+        """Close the shared engine, and what the class had of its own."""
+        try:
+            if "_shared" in vars(cls):
+                engine, ctx = cls._shared
+                del cls._shared
+                cls.bounded("close", cls.shut, engine, ctx)
+            cls.bounded("the end of the class", cls.end)
+        finally:
+            if "_emulated" in vars(cls):
+                cls._emulated.close()
+                del cls._emulated
+            if "_thread" in vars(cls):
+                cls._thread.close()
+                del cls._thread
+
+    @classmethod
+    def end(cls) -> None:
+        """Let go of what a suite has beside its engines."""
 
     @classmethod
     def shut(cls, engine: Engine, ctx: TransitionContext) -> None:
         """Close an engine, from a thread that is not the event loop's."""
-        engine.close(ctx)
+        cls.blocking(engine.close, ctx)
+
+    @classmethod
+    def blocking(cls, call: Callable[..., T], *arguments: Any) -> T:
+        """Make a blocking call as the core does: on the engine's own thread."""
+        return call(*arguments)
+
+    @classmethod
+    def bounded(cls, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Make a call on the class's thread, within the time-out. Raises Hung."""
+        __tracebackhide__ = True
+        hung = vars(cls).get("_hung", {})
+        if what in hung:
+            raise Hung(hung[what])
+        if "_thread" not in vars(cls):
+            cls._thread = EngineThread()
+        try:
+            limit_s = cls.limit_s * (_AFTER_HANGING if hung else 1.0)
+            return cls._thread.run(what, limit_s, lambda: call(*arguments, **named))
+        except Hung as error:
+            if "_thread" in vars(cls):
+                cls._hung = {**hung, what: str(error)}
+                cls.leave_behind()
+            raise
+
+    @classmethod
+    def leave_behind(cls) -> None:
+        """Something hung on the class's thread: forget the thread, and the engine that others would hang on as well."""
+        del cls._thread
+        if "_shared" in vars(cls):
+            del cls._shared
 
     # --- options and admission ---
 

@@ -8,14 +8,17 @@ from typing import Any, ClassVar, TypeVar
 
 from sie_core import Engine, HostResidue, TransitionContext
 
-from sie_testing._lifecycle import LifecycleConformance, call_hook
+from sie_testing._books import BooksConformance
+from sie_testing._bounds import in_thread
+from sie_testing._lifecycle import call_hook
+from sie_testing._policies import PolicyConformance
 
 __all__ = ["OnOneLoop", "said", "text_of", "wake"]
 
 T = TypeVar("T")
 
 
-class OnOneLoop(LifecycleConformance):
+class OnOneLoop(BooksConformance, PolicyConformance):
     """An engine's connections belong to an event loop: all the tests of a class share one."""
 
     patience_s: ClassVar[float] = 20.0
@@ -35,12 +38,18 @@ class OnOneLoop(LifecycleConformance):
                 await asyncio.sleep(0.005)
 
     @classmethod
-    def shut(cls, engine: Engine, ctx: TransitionContext) -> None:
-        cls.play(asyncio.to_thread(engine.close, ctx))
+    def blocking(cls, call: Callable[..., T], *arguments: Any) -> T:
+        """Beside the event loop, which runs meanwhile."""
+        return cls.play(in_thread(call, *arguments))
 
     @classmethod
-    def teardown_class(cls) -> None:
-        super().teardown_class()
+    def leave_behind(cls) -> None:
+        super().leave_behind()
+        if "_runner" in vars(cls):
+            del cls._runner
+
+    @classmethod
+    def end(cls) -> None:
         if "_runner" in vars(cls):
             cls._runner.close()
             del cls._runner

@@ -18,7 +18,6 @@ class TestMyLoras(LoraConformance):
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -154,8 +153,8 @@ class LoraConformance(OnOneLoop):
         parkable(plugin, fresh)
         with self._loaded(fresh, context, first=sources[0]):
             before = [answer(fresh, name) for name in (None, "first")]
-            self.play(asyncio.to_thread(park, plugin, fresh, context()))
-            self.play(asyncio.to_thread(wake, plugin, fresh, context()))
+            self.blocking(park, plugin, fresh, context())
+            self.blocking(wake, plugin, fresh, context())
             assert [answer(fresh, name) for name in (None, "first")] == before
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ class TestMyAdapter(AdapterConformance):
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -32,14 +32,18 @@ from sie_core import (
     Item,
     ModelSpec,
     Output,
+    Prepared,
     RequestParams,
     Task,
     TransitionContext,
     Unsupported,
 )
 
-from sie_testing._lifecycle import Events, LifecycleConformance, call_hook, make_context, park, parkable
+from sie_testing._books import BooksConformance
+from sie_testing._bounds import all_at_once
+from sie_testing._lifecycle import Events, call_hook, make_context, park, parkable
 from sie_testing._outputs import assert_same, assert_sound, difference, main_task, only, tasks_of
+from sie_testing._policies import PolicyConformance
 
 __all__ = ["AdapterConformance", "make_context"]
 
@@ -68,7 +72,7 @@ class Asking:
         return engine.run(engine.prepare(self.request(engine, [Item(text=text) for text in texts], task=task)))
 
 
-class AdapterConformance(LifecycleConformance):
+class AdapterConformance(BooksConformance, PolicyConformance):
     """Inherit it, override ``adapter``, ``model`` and ``plugin``, and whatever else differs."""
 
     engine_class = BatchEngine
@@ -186,12 +190,18 @@ class AdapterConformance(LifecycleConformance):
         """Each thread with texts of its own, and what they prepared is run to see that it is theirs."""
         requests = [asking.request(engine, [Item(text=text)]) for text in texts]
         alone = [asking.run(engine, [text])[0] for text in texts]
-        with ThreadPoolExecutor(8) as pool:
-            whole = asking.request(engine, [Item(text=text) for text in texts])
-            runs = pool.submit(lambda: [engine.run(engine.prepare(whole)) for _ in range(3)])
-            prepared = [pool.submit(engine.prepare, requests[number % len(texts)]) for number in range(32)]
-            found = [one for future in prepared for one in future.result()]
-            assert all(len(outputs) == len(texts) for outputs in runs.result())
+        whole = asking.request(engine, [Item(text=text) for text in texts])
+        runs: list[int] = []
+
+        def run() -> Sequence[Prepared]:
+            runs.extend(len(engine.run(engine.prepare(whole))) for _ in range(3))
+            return ()
+
+        prepare: list[Callable[[], Sequence[Prepared]]] = [
+            partial(engine.prepare, requests[number % len(texts)]) for number in range(32)
+        ]
+        found = [one for prepared in all_at_once([run, *prepare], threads=8) for one in prepared]
+        assert runs == [len(texts)] * 3
         for number, output in enumerate(engine.run(found)):
             expected = alone[number % len(texts)]
             assert output.tokens == expected.tokens

@@ -295,6 +295,7 @@ class FakeLifecycle(Engine):
     def probe(self, ctx: TransitionContext) -> bytes | None:
         with self._alone("probe"):
             self.faults.reach("probe", ctx.cancelled)
+            self._held.look()
             return self._vectors.dense("probe", 16, self._salt()).tobytes()
 
     def drop_backup(self) -> int:

@@ -1,8 +1,9 @@
-"""Fixtures: ``fault_points`` and ``virtual_run``."""
+"""Fixtures ``fault_points`` and ``virtual_run``, and the time-outs of the conformance suites."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+import functools
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,9 +11,30 @@ import pytest
 if TYPE_CHECKING:
     from sie_testing.faults import FaultPoints
 
-pytest.register_assert_rewrite("sie_testing.conformance")
+_SUITES = ("_books", "_lifecycle", "_one_loop", "_outputs", "_policies", "_rig", "adapting", "conformance", "talking")
+pytest.register_assert_rewrite(*(f"sie_testing.{name}" for name in _SUITES))
 
-__all__ = ["fault_points", "virtual_run"]
+__all__ = ["fault_points", "pytest_pyfunc_call", "virtual_run"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """Run the tests of a conformance suite on the thread of their class, within its time-out."""
+    bounded = getattr(pyfuncitem.cls, "bounded", None)
+    if bounded is None or not hasattr(pyfuncitem.cls, "engine_class"):
+        return (yield)
+    test = pyfuncitem.obj
+
+    @functools.wraps(test)
+    def inside(**arguments: Any) -> Any:
+        __tracebackhide__ = True
+        return bounded(pyfuncitem.name, test, **arguments)
+
+    pyfuncitem.obj = inside
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = test
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from sie_core import (
     TransitionContext,
 )
 
+from sie_testing._bounds import in_thread
 from sie_testing._lifecycle import park, parkable
 from sie_testing._one_loop import OnOneLoop, said, text_of, wake
 
@@ -260,7 +261,7 @@ class GenerationConformance(OnOneLoop):
         stream = engine.stream(ask(stream=True, **long))
         await anext(stream)
         await self.until(lambda: _one_runs(running, engine))
-        await asyncio.to_thread(cut)
+        await in_thread(cut)
         async with asyncio.timeout(self.patience_s):
             with pytest.raises(InferenceError):
                 await whole
@@ -279,9 +280,9 @@ class GenerationConformance(OnOneLoop):
         promised = parkable(plugin, fresh)
         before, held = text_of(self.play(fresh.generate(ask()))["choices"][0]), fresh.memory().devices
         for _ in range(2):
-            offload = self.play(asyncio.to_thread(park, plugin, fresh, context()))
+            offload = self.blocking(park, plugin, fresh, context())
             assert offload.host_bytes <= promised
-            self.play(asyncio.to_thread(wake, plugin, fresh, context()))
+            self.blocking(wake, plugin, fresh, context())
             assert text_of(self.play(fresh.generate(ask()))["choices"][0]) == before
             assert fresh.memory().devices == held
 
@@ -311,7 +312,7 @@ async def _first_of(stream: AsyncGenerator[bytes | list[bytes]]) -> object:
 
 
 async def _count(running: Callable[[Any], int] | None, engine: Engine) -> int | None:
-    return None if running is None else await asyncio.to_thread(running, engine)
+    return None if running is None else await in_thread(running, engine)
 
 
 async def _one_runs(running: Callable[[Any], int] | None, engine: Engine) -> bool:
