@@ -17,7 +17,7 @@ import pytest
 from sie_core import BodyTooLarge, GenerateRequest, InvalidInput, Item
 from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
-from sie_core.http.pixels import Truncated, size_of
+from sie_core.http.pixels import Malformed, Truncated, size_of
 from sie_core.http.remote import Address, RemoteImages, is_public
 from sie_testing import FakeStreamEngine, expected_vector
 from website import Start, until
@@ -25,11 +25,12 @@ from website import Start, until
 MSGPACK = {"content-type": "application/msgpack", "accept": "application/msgpack"}
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def png(width: int = 1, height: int = 1) -> bytes:
     """A whole PNG of black pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     rows = zlib.compress(b"\0" * (width + 1) * min(height, 100))
@@ -165,9 +166,81 @@ def test_every_cut_of_a_header_is_truncated_or_no_format(data: bytes) -> None:
         assert found in (None, whole) or data.startswith(b"II"), length
 
 
-def test_a_file_made_of_segments_ends_the_search() -> None:
-    with pytest.raises(Truncated):
-        size_of(b"\xff\xd8" + b"\xff\x01" * 2_000_000)
+PARTS = [
+    b"\xff\xd8" + b"\xff\xe0\x00\x02" * 100_000,
+    PIXEL[:33] + chunk(b"tEXt", b"") * 100_000,
+    b"GIF89a" + bytes(7) + b"\x21\xfe" + b"\x01x" * 300_000,
+    WEBP + b"VP8X" + struct.pack("<I", 10) + bytes(10) + b"JUNK\0\0\0\0" * 100_000,
+    b"II*\0" + struct.pack("<IH", 8, 65535) + bytes(12 * 65535) + struct.pack("<I", 9) + b"\0" * 10**6,
+]
+
+
+@pytest.mark.parametrize("data", PARTS)
+def test_a_file_made_of_parts_ends_the_search(data: bytes) -> None:
+    with pytest.raises((Malformed, Truncated)):
+        size_of(data)
+
+
+def gif_frame(left: int, top: int, width: int, height: int) -> bytes:
+    return b"\x2c" + struct.pack("<HHHHB", left, top, width, height, 0) + b"\x02\x02\x44\x01\x00"
+
+
+def tiff_page(width: int, height: int, following: int, *more: tuple[int, int, int]) -> bytes:
+    tags = [(256, 4, width), (257, 4, height), *more]
+    body = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    return struct.pack("<H", len(tags)) + body + struct.pack("<I", following)
+
+
+SMALL, LARGE = 10, 60_000
+WALKED = PIXEL[:33]
+VP8L = b"VP8L" + struct.pack("<IBI", 6, 0x2F, 16382 | 16382 << 14) + b"\0"
+FRAME = b"ANMF" + struct.pack("<I", 24) + bytes(6) + b"\x5f\xea\0" * 2 + bytes(4)
+SOF = b"\xff\xc0\x00\x11\x08%b\x03" + bytes(9)
+EVASIONS: dict[str, bytes] = {
+    "GIF, a small screen": b"GIF89a" + struct.pack("<HH", SMALL, SMALL) + bytes(3) + gif_frame(0, 0, LARGE, LARGE),
+    "GIF, placed far out": b"GIF89a" + struct.pack("<HH", SMALL, SMALL) + bytes(3) + gif_frame(LARGE, LARGE, 1, 1),
+    "GIF, its second frame": b"GIF89a"
+    + struct.pack("<HH", 1, 1)
+    + bytes(3)
+    + gif_frame(0, 0, 1, 1)
+    + b"\x21\xf9\x04\0\0\0\0\0"
+    + gif_frame(0, 0, LARGE, LARGE)
+    + b";",
+    "PNG, a second header": png()[:33] + png(LARGE, LARGE)[8:],
+    "PNG, a header after the data": png()[:-12] + png(LARGE, LARGE)[8:],
+    "PNG, a frame of an animation": WALKED
+    + chunk(b"fcTL", struct.pack(">III", 0, LARGE, LARGE) + bytes(14))
+    + png()[33:],
+    "PNG, its header later": b"\x89PNG\r\n\x1a\n" + chunk(b"tEXt", bytes(13)) + png()[8:],
+    "JPEG, two frames": b"\xff\xd8"
+    + SOF % struct.pack(">HH", 8, 8)
+    + SOF % struct.pack(">HH", LARGE, LARGE)
+    + b"\xff\xda",
+    "JPEG, a frame in what may be a segment": b"\xff\xd8\xff\x00\x00\x15"
+    + SOF % struct.pack(">HH", LARGE, LARGE)
+    + SOF % struct.pack(">HH", 8, 8)
+    + b"\xff\xda",
+    "WebP, larger than its canvas": WEBP + b"VP8X" + struct.pack("<I", 10) + bytes(10) + VP8L,
+    "WebP, a frame of an animation": WEBP + b"VP8X" + struct.pack("<I", 10) + bytes(10) + FRAME + VP8L,
+    "RIFF, and no WebP": b"RIFF" + bytes(4) + b"WAVE" + bytes(40),
+    "BMP, a width without a sign": b"BM" + bytes(12) + struct.pack("<III", 40, 2**32 - 1, 1),
+    "BMP, a header of another size": b"BM" + bytes(12) + struct.pack("<IHH", 16, 1, 1) + bytes(20),
+    "TIFF, its second page": b"II*\0" + struct.pack("<I", 8) + tiff_page(1, 1, 38) + tiff_page(LARGE, LARGE, 0),
+    "TIFF, its tiles": b"II*\0" + struct.pack("<I", 8) + tiff_page(1, 1, 0, (322, 4, LARGE), (323, 4, LARGE)),
+    "TIFF, two widths": b"II*\0" + struct.pack("<I", 8) + tiff_page(1, 1, 0, (256, 4, LARGE)),
+    "TIFF, its width as another type": b"II*\0" + struct.pack("<I", 8) + tiff_page(1, 1, 0, (256, 16, LARGE)),
+    "TIFF, of the large kind": b"II+\0" + bytes(60),
+    "some other format": b"\0\0\0\x1cftypavif" + bytes(60),
+}
+
+
+@pytest.mark.parametrize("name", EVASIONS)
+async def test_no_file_hides_how_large_its_images_are(served: Start, name: str) -> None:
+    """F8: every frame of every format is measured; what could be read in two ways, or not at all, is refused."""
+    async with served() as s:
+        images = [DATA_URL, base64.b64encode(EVASIONS[name]).decode()]
+        response = await s.encode("looker", items=[{"images": [image]} for image in images])
+    assert (response.status_code, response.json()["detail"]["index"]) == (400, 1), response.text
 
 
 # --- images that are elsewhere -------------------------------------------------------------------------

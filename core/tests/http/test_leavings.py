@@ -39,6 +39,7 @@ def collected() -> Iterator[Callable[[], Counter[str]]]:
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+            gc.collect()  # or the next look would find them again
         return found
 
     yield look
@@ -75,6 +76,12 @@ async def unloaded(s: Served) -> Any:
     return answer
 
 
+async def late(s: Served) -> Any:
+    """Answered late enough for its client to be watched meanwhile."""
+    FaultPoints.of("mini").delay("run", 0.1, times=1)
+    return await s.embed()
+
+
 def post(path: str, **body: Any) -> Ask:
     return lambda s: s.http.post(f"/v1/{path}", json=body)
 
@@ -86,6 +93,7 @@ STREAM = post("completions", model="chat", prompt="a b c d", stream=True)
 
 WAYS: dict[str, tuple[int, Ask]] = {
     "answered": (200, lambda s: s.embed()),
+    "answered late": (200, late),
     "answered, native": (200, lambda s: s.encode()),
     "scored by comparing": (200, post("score/late", query="a", items=[{"text": "b"}])),
     "no JSON": (400, lambda s: s.http.post("/v1/embeddings", content=b"{", headers=JSON)),

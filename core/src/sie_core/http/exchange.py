@@ -120,6 +120,7 @@ class Watched:
         self._exchange.patrols.answers.leave(self._start)
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None  # its error would keep it, through its frame and this object
         if self._gone and kind is asyncio.CancelledError and self._owner.uncancel() == 0:
             raise ClientGone from None
 

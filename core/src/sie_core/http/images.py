@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from sie_core.errors import BodyTooLarge, InvalidInput
 from sie_core.http.checks import check_fields, kind_of
 from sie_core.http.limits import Limits
-from sie_core.http.pixels import Truncated, size_of
+from sie_core.http.pixels import FORMATS, Malformed, Truncated, size_of
 from sie_core.types import Item
 
 if TYPE_CHECKING:
@@ -104,8 +104,11 @@ class Pictures:
             size = size_of(data)
         except Truncated:
             raise InvalidInput("the image is truncated: it ends within its header", index=index, param=param) from None
+        except Malformed as error:
+            raise InvalidInput(f"the image is damaged: {error}", index=index, param=param) from None
         if size is None:
-            return
+            known = ", ".join(FORMATS)
+            raise InvalidInput(f"unknown image format: send one of {known}", index=index, param=param)
         pixels = size[0] * size[1]
         if pixels == 0:
             raise InvalidInput("the image has no pixels", index=index, param=param)
