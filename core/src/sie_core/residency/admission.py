@@ -15,6 +15,7 @@ from sie_core.adapter import AdmissionReserve
 from sie_core.errors import DeviceNotFound, LedgerError, NeverFits, ResourceExhausted, SieError
 from sie_core.memory.ledger import Need
 from sie_core.residency.choosing import Choosing, all_ways
+from sie_core.residency.fence import leaving
 from sie_core.residency.placement import Placement, as_it_stands, grant_for, places, regrant
 from sie_core.residency.plans import Needer, Placed, Plan
 from sie_core.residency.record import Drain, Record
@@ -32,7 +33,7 @@ _STAYS_S = 1.0
 
 
 class Admission:
-    """The queue and the plans. ``drain``, ``undrain`` and ``evict`` are the lifecycle's."""
+    """The queue and the plans. ``drain``, ``undrain``, ``evict`` and ``recheck`` are the lifecycle's."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -42,6 +43,7 @@ class Admission:
         self.drain: Callable[[Record, Drain], None]
         self.undrain: Callable[[Record, str], None]
         self.evict: Callable[[Record, str], None]
+        self.recheck: Callable[[], None]
         self.victims = Victims(roster)
         self._choosing = Choosing(roster, self.victims)
 
@@ -109,6 +111,7 @@ class Admission:
     def pump(self) -> None:
         """Give out what can be given out, longest waiting ticket first."""
         self._pump_due = False
+        self.recheck()
         self.victims.next_look = float("inf")
         held_back: set[str] = set()
         for needer in sorted(self._waiting, key=lambda needer: needer.since):
@@ -195,6 +198,8 @@ class Admission:
         assert plan is not None
         if needer.at_least and plan.owing:
             return  # the book says that the bytes are there, the device said otherwise: wait for the victims
+        if self._would_not_be_alone(needer, plan):
+            return
         if not any(self._roster.ledger.lien(needer.record.name).values()):
             if needer.purpose == "engine" and self._roster.ledger.relies_on_unpaid(needer.record.name):
                 return  # the pool's room is booked, and not there yet
@@ -209,6 +214,15 @@ class Admission:
     def _may_be_made_anew(self, needer: Needer, plan: Plan) -> bool:
         return bool(plan.draining) and self._roster.now() >= needer.stays_until
 
+    def _would_not_be_alone(self, needer: Needer, plan: Plan) -> bool:
+        """It measures what is free, and somebody, of its own victims or not, is still giving bytes back there."""
+        if not needer.reserve.self_sizing or needer.wake or any(self._roster.ledger.lien(needer.record.name).values()):
+            return False
+        if not plan.committed:
+            self._let_off(plan, "the bytes came from elsewhere")
+            plan.draining.clear()
+        return next(leaving(self._roster, needer, plan.placed.devices), None) is not None
+
     def _let_off(self, plan: Plan, reason: str) -> None:
         if not plan.committed:
             for name in plan.victims:
@@ -220,6 +234,7 @@ class Admission:
         plan, needer.plan = needer.plan, None
         if plan is not None:
             self._unbook(needer)
+            self._gives_up_its_place(needer)
             self._let_off(plan, reason)
 
     def _unbook(self, needer: Needer) -> None:
@@ -229,6 +244,11 @@ class Admission:
         else:
             ledger.release(record.name, purpose=needer.purpose)
             ledger.release(record.name, purpose="load_staging")
+
+    @staticmethod
+    def _gives_up_its_place(needer: Needer) -> None:
+        if needer.purpose == "engine" and not needer.wake:
+            needer.record.devices = needer.record.booked = ()
 
     def _forget(self, needer: Needer, reason: str) -> None:
         if needer in self._waiting:
@@ -408,6 +428,7 @@ class Admission:
             self._book(needer, place, ())
         if ledger.shortfall((*plan.needs, *plan.staging), without=plan.victims, owner=heir.owner):
             heir.plan = None  # what it had went to others who wait longer
+            self._gives_up_its_place(heir)
             self._let_off(plan, "its successor has to plan anew")
             self.request_pump()
         else:

@@ -69,7 +69,7 @@ class Changes:
             return
         record.retire = reason
         if record.state is _R.PARKED:
-            self._life.unload(record, reason)
+            self._life.drains.unload_parked(record, reason)
         elif record.state is _R.RESIDENT:
             self._life.drains.begin(record, Drain(reason, force=True))
         elif record.state in (_R.QUEUED, _R.LOADING, _R.WAKING):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sie_core.residency.eviction import Cost, choose, least
+from sie_core.residency.fence import is_closed
 from sie_core.residency.placement import Placement, places
 from sie_core.residency.plans import Needer
 from sie_core.residency.roster import Roster
 from sie_core.residency.victims import Victims
-from sie_core.types import Residency
 
 __all__ = ["Choosing", "all_ways"]
 
@@ -34,7 +34,7 @@ class Choosing:
         """The place and its victims; ``None``: it has to wait. ``held_back``: devices that older loads wait for."""
         options: list[tuple[Cost, tuple[Placement, tuple[str, ...]]]] = []
         for place in ways:
-            if self._window(needer, place) or self._waits_its_turn(needer, place, held_back):
+            if is_closed(self._roster, needer, place) or self._waits_its_turn(needer, place, held_back):
                 continue
             victims = self._choose(needer, place)
             if victims is not None:
@@ -79,24 +79,10 @@ class Choosing:
             return all(sum(of.get(account, 0) for of in freed) >= nbytes for account, nbytes in missing)
         return any(
             not ledger.shortfall(place.all_needs, without={name, *idle})
-            and not self._window(needer, place)
+            and not is_closed(self._roster, needer, place)
             and not self._waits_its_turn(needer, place, held_back)
             for place in all_ways(self._roster, needer)
         )
-
-    def _window(self, needer: Needer, place: Placement) -> bool:
-        """A self-sizing engine launches alone on its devices; nobody is admitted beside one that launches."""
-        for name in self._roster.moving:
-            other = self._roster.records[name]
-            if other is needer.record:
-                continue
-            # A wake brings back what was there: only a launch sizes itself.
-            sizing = needer.reserve.self_sizing and not needer.wake
-            if other.reserve is not None and other.reserve.self_sizing and other.state is not Residency.WAKING:
-                sizing = True
-            if sizing and set(other.devices).intersection(place.devices):
-                return True
-        return False
 
     def _victims(self, needer: Needer) -> Iterator[str]:
         """Models that may go for this needer, in the order to take them."""

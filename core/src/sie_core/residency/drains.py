@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sie_core.errors import DeadlineExceeded, ResourceExhausted, ShuttingDown
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.record import Drain, Record, Seat
 from sie_core.types import Residency
 
@@ -22,10 +23,16 @@ class Drains:
 
     def __init__(self, life: Lifecycle) -> None:
         self._life = life
+        self._waiting: dict[str, Record] = {}
+        """Who has to do with a launch beside it, and is looked at again when one is over."""
 
     def begin(self, record: Record, drain: Drain, *, within: float | None = None) -> None:
         """Give no new leases; go on when those that exist are back, or give up after ``within`` seconds."""
         roster = self._life.roster
+        if drain.plan is None and not drain.force and launch_beside(roster, record) is not None:
+            self._hold(record, drain)
+            return
+        self._take_over(record, drain)
         if record.state is not _R.PARKED:  # a parked engine that is to go has nobody to drain
             roster.set(record, _R.DRAINING, drain.reason)
         record.drain = drain
@@ -53,10 +60,58 @@ class Drains:
             drain.timer.cancel()
         if drain.plan is not None:
             self._life.admission.drained(record, drain.plan)
+        elif launch_beside(self._life.roster, record) is not None:
+            self.look_again(record)
         elif drain.park:
             self._life.evict(record, drain.reason)
         else:
             self._life.unload(record, drain.reason)
+
+    # --- beside a launch ---------------------------------------------------------------------------
+
+    def _hold(self, record: Record, drain: Drain) -> None:
+        """The model serves on until the launch is over. An unload that was asked for is not made a park again."""
+        if record.held is None or record.held.park:
+            record.held = drain
+        self.look_again(record)
+
+    def _take_over(self, record: Record, drain: Drain) -> None:
+        """A drain begins: what was held is done with it, or comes after it."""
+        held = record.held
+        if drain.plan is None or held is None:
+            record.held = None
+        elif not held.park:  # a plan would only park it
+            record.held, record.retire = None, held.reason
+
+    def unload_parked(self, record: Record, reason: str) -> None:
+        """Unload a parked engine; what it has kept of a device on which another one is launched stays until then."""
+        if launch_beside(self._life.roster, record) is None:
+            self._life.unload(record, reason)
+        else:
+            record.retire = reason
+            self.look_again(record)
+
+    def look_again(self, record: Record) -> None:
+        """Look at the model again when a launch is over."""
+        self._waiting[record.name] = record
+
+    def waits(self, record: Record) -> bool:
+        """Whether it waits for a launch to end before it goes."""
+        return self._waiting.get(record.name) is record
+
+    def recheck(self) -> None:
+        """A launch may be over: whoever waited for that goes on, or waits for the next."""
+        waiting, self._waiting = self._waiting, {}
+        for record in waiting.values():
+            held = record.held
+            if record.state is _R.RESIDENT and held is not None:
+                self.begin(record, held)
+            elif record.state is _R.RESIDENT:
+                self._life.idle.arm(record)
+            elif record.state is _R.DRAINING and (record.leases == 0 or _told(record.seat)):
+                self._drained(record)
+            elif record.state is _R.PARKED and record.drain is None:
+                self._life.settle(record)
 
     def _drain_overdue(self, record: Record, drain: Drain) -> None:
         if record.drain is not drain or record.leases == 0:
@@ -69,7 +124,7 @@ class Drains:
             unloaded = f"model {record.name!r} was unloaded: {drain.reason}"
             closing = self._life.roster.closing
             record.seat.lose(ShuttingDown(unloaded) if closing else ResourceExhausted(unloaded))
-            self._life.unload(record, drain.reason)
+            self._drained(record)
         else:
             self.call_off(record, reason)
             error = DeadlineExceeded(f"{reason}: unload it with force, or try again later")
@@ -104,3 +159,8 @@ class Drains:
                 self._life.idle.arm(record)
                 if self._life.admission.busy:
                     self._life.admission.request_pump()
+
+
+def _told(seat: Seat | None) -> bool:
+    """Whether those who still use it know that it is gone."""
+    return seat is not None and seat.lost is not None and seat.lost.done()

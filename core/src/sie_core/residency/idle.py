@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.reasons import IDLE
 from sie_core.residency.record import Drain, Record
 from sie_core.types import Residency
@@ -44,6 +45,8 @@ class IdleTimers:
             return
         if _left(record, limit, self._life.roster.now()) > _TICK_S:
             self.arm(record)
+        elif launch_beside(self._life.roster, record) is not None:
+            self._life.drains.look_again(record)
         else:
             self._life.drains.begin(record, Drain(IDLE, park=True))
 

@@ -66,6 +66,7 @@ class Lifecycle:
         admission.drain = self.drains.begin
         admission.undrain = self.drains.call_off
         admission.evict = self.evict
+        admission.recheck = self.drains.recheck
         admission.victims.parkable = lambda record: self.parking.why_not(record) is None
 
     # --- starting transitions ----------------------------------------------------------------------
@@ -104,6 +105,7 @@ class Lifecycle:
     def unload(self, record: Record, reason: str) -> None:
         """Destroy the engine of a drained, parked or dead model."""
         self.drains.end(record)
+        record.held = None
         self.admission.withdraw(record, TransitionCancelled(reason))  # what it wanted beyond its load
         self.roster.set(record, _R.UNLOADING, reason)
         self._start(record, self._unload(record, reason))
@@ -225,6 +227,7 @@ class Lifecycle:
         stuck = f"model {record.name!r} could not be parked: a call into its engine does not return"
         self.answer_park(record, ResourceExhausted(stuck))  # nobody knows when the call returns, if it does
         self._start(record, self._await_stuck(record, worker))
+        self.admission.request_pump()
 
     async def _await_stuck(self, record: Record, worker: EngineWorker) -> None:
         stuck = worker.stuck
@@ -308,7 +311,7 @@ class Lifecycle:
         if record.seat.dead is not None:
             self.unload(record, f"the engine died: {record.seat.dead}")
         elif self.unwanted(record, epoch):
-            self.unload(record, record.retire or "configuration changed")
+            self.drains.unload_parked(record, record.retire or "configuration changed")
         elif record.tickets:
             self.want(record)
 

@@ -24,6 +24,7 @@ from sie_core.errors import (
 )
 from sie_core.memory._pages import round_up
 from sie_core.residency.failures import unexpected
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.reasons import HOST_SHORT, TIER_FULL
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
@@ -378,7 +379,8 @@ class Parking:
         """Pins hold its device: load it elsewhere if it may go there, else it stays parked and its waiters hear so."""
         elsewhere = record.spec.device is None and len(self._life.roster.devices) > len(record.devices)
         self._back_to_parked(record, "no memory for it")
-        if elsewhere and self._life.admission.fits_elsewhere(record):
+        fenced = launch_beside(self._life.roster, record) is not None
+        if elsewhere and not fenced and self._life.admission.fits_elsewhere(record):
             self._life.unload(record, "its device is held by pinned models: loading it elsewhere")
         else:
             record.fail_tickets(error)

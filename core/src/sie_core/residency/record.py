@@ -111,6 +111,8 @@ class ModelStatus:
     """What it holds beyond what it was promised."""
     figures: Mapping[str, int | float] = field(factory=dict)
     """What its engine said of itself when it was loaded."""
+    waits_for: str | None = None
+    """What it waits for before it can come, or go, in words that go on from its name."""
 
 
 class Ticket:
@@ -309,6 +311,8 @@ class Record:
     pinned_by_hand: bool | None = None
     """What an operator said last, if anything; it stands until the configuration says something else."""
     drain: Drain | None = None
+    held: Drain | None = None
+    """A drain that begins when the launch of an engine that sizes itself is over beside it."""
     retire: str | None = None
     """Unload as soon as the state allows, for this reason."""
     unload_waiters: list[asyncio.Future[None]] = field(factory=list)

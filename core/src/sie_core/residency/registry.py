@@ -22,6 +22,7 @@ from sie_core.errors import (
 from sie_core.memory.ledger import AccountState, Ledger
 from sie_core.residency.admission import Admission
 from sie_core.residency.changes import Changes
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.lifecycle import Lifecycle
 from sie_core.residency.loras import LoraHold
 from sie_core.residency.pins import Pins
@@ -181,7 +182,7 @@ class Registry:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         record.unload_waiters.append(waiter)
         if record.state is _R.PARKED:
-            self._lifecycle.unload(record, UNLOAD_REQUESTED)
+            self._lifecycle.drains.unload_parked(record, UNLOAD_REQUESTED)
         elif record.state in (_R.PARKING, _R.WAKING):
             record.retire = UNLOAD_REQUESTED
         elif record.state in (_R.QUEUED, _R.LOADING):
@@ -189,7 +190,7 @@ class Registry:
             record.fail_tickets(ResourceExhausted(f"model {name!r} was unloaded on request", retry_after_s=1.0))
             self._lifecycle.cancel(record, UNLOAD_REQUESTED)
         elif record.state is _R.RESIDENT:
-            self._lifecycle.drains.begin(record, Drain(UNLOAD_REQUESTED))
+            self._lifecycle.drains.begin(record, Drain(UNLOAD_REQUESTED, force=force))
         elif record.state is _R.DRAINING:
             record.retire = UNLOAD_REQUESTED  # in case that the plan it drains for is called off
         if force and record.seat is not None and record.state is _R.DRAINING:
@@ -200,7 +201,10 @@ class Registry:
         waiter.add_done_callback(consume)  # whoever asked may have gone by then
         done, _ = await asyncio.wait({waiter}, timeout=wait_s)
         if not done:
-            raise DeadlineExceeded(f"model {record.name!r} is still {record.state}")
+            waits = self._waits_for(record)
+            raise DeadlineExceeded(
+                f"model {record.name!r} is still {record.state}" + (f": it {waits}" if waits else "")
+            )
         waiter.result()
 
     async def park(self, name: str, *, wait_s: float | None = None) -> None:
@@ -362,7 +366,20 @@ class Registry:
             loras=record.lora_statuses() if record.loras else (),
             overrun_bytes=self._roster.ledger.overrun(name),
             figures=record.figures,
+            waits_for=self._waits_for(record),
         )
+
+    def _waits_for(self, record: Record) -> str | None:
+        """What stands between a model and what it is about to do, in words that go on from its name."""
+        if record.state in (_R.QUEUED, _R.WAKING) and record.blocked is not None:
+            return record.blocked
+        if record.held is None and not self._lifecycle.drains.waits(record):
+            return None
+        launch = launch_beside(self._roster, record)
+        if launch is None:
+            return None
+        where = ", ".join(launch.devices)
+        return f"waits until {launch.name} has been launched, which measures what is free on {where}"
 
     async def describe(self, name: str) -> ModelStatus:
         """The same, with its capabilities, if they can be told without loading it. Raises ModelNotFound."""

@@ -15,6 +15,7 @@ from sie_core.errors import HostOutOfMemory
 from sie_core.memory._pages import round_up
 from sie_core.memory.arena import Arena, ArenaBlock
 from sie_core.memory.ledger import Need
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.roster import HOST, Roster
 from sie_core.types import Residency
 from sie_core.units import format_bytes
@@ -136,15 +137,24 @@ class HostTier:
         for name in self.in_order_of_going():
             if short <= 0:
                 break
-            if name not in keep:
+            if name not in keep and not self._beside_a_launch(name):
                 go.append(name)
                 short -= self.copies[name].nbytes
         return go if short <= 0 else None
 
     def in_order_of_going(self) -> list[str]:
-        """Whose copies may go: droppable backups first, then those that were parked longest ago."""
+        """Whose copies may go: droppable backups first, then those that were parked longest ago.
+
+        Last those whose engines would give device memory back beside a launch: only a host that runs short takes them.
+        """
         able = [name for name in self.copies if self._may_go(name)]
-        return sorted(able, key=lambda name: not self.copies[name].droppable)
+        return sorted(able, key=lambda name: (self._beside_a_launch(name), not self.copies[name].droppable))
+
+    def _beside_a_launch(self, name: str) -> bool:
+        record = self.roster.records.get(name)
+        if record is None or record.state is not Residency.PARKED:
+            return False
+        return launch_beside(self.roster, record) is not None
 
     def give_back_idle(self, nbytes: int) -> int:
         """Give idle arena memory back to the system. Returns how much."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from sie_core.hookspecs import VictimCandidate
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.record import Record
 from sie_core.residency.roster import Roster
 from sie_core.types import Residency
@@ -44,7 +45,9 @@ class Victims:
         busy: list[str] = []
         for name in roster.recent:
             record = roster.records[name]
-            if record is not needer and name not in refused and self._may_go(record, turn_at):
+            if record is needer or name in refused or launch_beside(roster, record, but=needer) is not None:
+                continue
+            if self._may_go(record, turn_at):
                 if record.leases:
                     busy.append(name)
                 else:
@@ -53,7 +56,9 @@ class Victims:
         for name, record in roster.records.items():
             if record.state is not Residency.PARKED or not record.retained or record.spec.pinned:
                 continue
-            if not record.tickets and record.drain is None:
+            if not (
+                record.tickets or record.drain is not None or launch_beside(roster, record, but=needer) is not None
+            ):
                 yield name
 
     def _may_go(self, record: Record, turn_at: float) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sie_core.errors import SieError
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.reasons import HOST_WAITS
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
@@ -106,7 +107,7 @@ class Watch:
             freed = self._freed(record, account)
             if short <= 0:
                 return
-            if freed <= 0 or not _may_go(record):
+            if freed <= 0 or not _may_go(record) or launch_beside(roster, record) is not None:
                 continue
             roster.decide(record.name, "evict", f"other processes took {account}", needed=short, promised=freed)
             if record.state is Residency.RESIDENT:

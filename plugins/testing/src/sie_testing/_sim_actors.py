@@ -181,7 +181,8 @@ class Actors:
             specs[name] = attrs.evolve(specs[name], batch_tokens=order.choice([1024, 4096, 8192]))
         else:
             new = f"m{order.randrange(8)}"
-            specs[new] = draw_model(new, order, len(world.devices), self._plot.honest, slow=self._plot.slow)
+            plot = self._plot
+            specs[new] = draw_model(new, order, len(world.devices), plot.honest, slow=plot.slow, sizing=plot.sizing)
         world.pinned.apply(specs.values())
 
     async def _apply_policy(self, name: str) -> None:

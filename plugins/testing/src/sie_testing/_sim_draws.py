@@ -31,6 +31,8 @@ class Plot:
     """Some requests take up to 40 s."""
     slow: bool
     """Some loads take longer than requests wait, and clients come back when they are told to."""
+    sizing: bool
+    """Many engines size themselves when they are launched."""
 
 
 def draw(order: random.Random) -> Plot:
@@ -58,9 +60,10 @@ def draw(order: random.Random) -> Plot:
     host = order.choice([80, 200, 500]) * KIB if watch_host or order.random() < 0.3 else 1 << 40
     blind = tuple(name for name in names if order.random() < 0.06)
     machine = WorldSettings(devices, host, settings, watch_host, blind)
-    slow = order.random() < 0.3
+    slow, sizing = order.random() < 0.3, order.random() < 0.2
     models = tuple(
-        draw_model(f"m{number}", order, len(names), honest, slow=slow) for number in range(order.randint(3, 7))
+        draw_model(f"m{number}", order, len(names), honest, slow=slow, sizing=sizing)
+        for number in range(order.randint(3, 7))
     )
     return Plot(
         machine,
@@ -72,10 +75,11 @@ def draw(order: random.Random) -> Plot:
         activations=order.random() < 0.4,
         long=order.random() < 0.25,
         slow=slow,
+        sizing=sizing,
     )
 
 
-def draw_model(name: str, order: random.Random, devices: int, honest: bool, *, slow: bool = False) -> ModelSpec:
+def draw_model(name: str, order: random.Random, devices: int, honest: bool, *, slow: bool, sizing: bool) -> ModelSpec:
     """One model of it."""
     pick = order.choice
     size = pick([10, 20, 30, 45, 60, 90, 90, 300] if order.random() < 0.15 else [10, 20, 30, 45, 60, 90])
@@ -88,7 +92,7 @@ def draw_model(name: str, order: random.Random, devices: int, honest: bool, *, s
         host_load_bytes=pick([0, 0, 0, 10]) * KIB,
         ranks=2 if devices > 1 and order.random() < 0.2 else 1,
         pool=pick([None, "p", "p"]),
-        self_sizing=order.random() < 0.1,
+        self_sizing=order.random() < (0.4 if sizing else 0.1),
         allocate=True,
         load_s=pick([0.0, 0.3, 2.0] if not slow else [0.3, 5.0, 8.0]),
         offload_s=pick([0.0, 0.02, 0.7]),

@@ -78,4 +78,5 @@ class PlanRules:
         if record.state is not Residency.RESIDENT or seat is None or record.leases or record.tickets:
             return False
         guarded = record.resident_at + max(record.spec.min_resident_s, 5 * record.cycle_s)
-        return not (record.spec.pinned or now < max(guarded, record.exempt_until) or record.drain is not None)
+        guarded = max(guarded, record.stays_until, record.exempt_until)
+        return not (record.spec.pinned or now < guarded or record.drain is not None)

@@ -16,6 +16,7 @@ from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
 
 from sie_testing._sim_guests import Expected
+from sie_testing._sim_launches import launch_disturbed
 from sie_testing._sim_pins import Pinned
 from sie_testing.fake import FakeLifecycle
 from sie_testing.faults import FaultPoints
@@ -242,6 +243,7 @@ class World:
         self.counts[f"{event.before}->{event.after}"] += 1
         self.pinned.heard(event)
         self.expected.heard(event)
+        self.problems.extend(filter(None, [launch_disturbed(self, event)]))
         self.trace.append(f"{self.loop.time():9.3f} {event.model}: {event.before} -> {event.after} ({event.reason})")
 
     def note(self, text: str) -> None:
