@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,27 @@ async def test_scores(serve: Serve, make: Any, models: list[ModelSpec], load: An
     async with serve() as (http, _):
         found = await asked(http, "/v1/score/ranker", query={"text": QUERY}, items=[{"text": one} for one in DOCUMENTS])
         ranked = await asked(http, "/v1/rerank", model="ranker", query=QUERY, documents=DOCUMENTS, top_n=2)
-    assert [each["item_id"] for each in found["scores"]] == [str(index) for index in best]
+    assert [each["item_id"] for each in found["scores"]] == [f"item-{index}" for index in best]
     assert [each["score"] for each in found["scores"]] == pytest.approx([expected[index] for index in best], abs=1e-5)
     assert [each["index"] for each in ranked["results"]] == best[:2]
     assert found["usage"]["input_tokens"] == sum(output.tokens for output in outputs)
+
+
+async def test_raw_scores_are_those_before_the_activation(models: list[ModelSpec], make: Any, tmp_path: Path) -> None:
+    """C9: Infinity's ``raw_scores`` is done by what has an activation, and refused by what has none."""
+    body, texts = (
+        {"query": QUERY, "documents": DOCUMENTS},
+        make.spec(make.transformer(tmp_path / "words", head="AutoModelForMaskedLM"), "torch-sparse"),
+    )
+    async with serving([models[0], texts]) as (http, _):
+        own = await asked(http, "/v1/rerank", model="ranker", raw_scores=False, **body)
+        raw = await asked(http, "/v1/rerank", model="ranker", raw_scores=True, **body)
+        refused = await http.post("/v1/rerank", json={**body, "model": texts.name, "raw_scores": True})
+    logits = [one["relevance_score"] for one in raw["results"]]
+    assert [one["relevance_score"] for one in own["results"]] == pytest.approx(
+        [1 / (1 + exp(-x)) for x in logits], abs=1e-5
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "raw_scores")
 
 
 async def test_entities_and_classes(serve: Serve) -> None:

@@ -43,7 +43,9 @@ def serve(make: Any, dual_encoders: dict[str, Path], tiny_bert: Path) -> Serve:
         service = Service(registry)
         app = create_app(service, ServerConfig(**settings), plugins=plugins)
         try:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sie", timeout=60) as http:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60
+            ) as http:
                 yield http
         finally:
             await registry.shutdown(20.0)
@@ -84,3 +86,15 @@ async def test_a_thousand_damaged_images_leave_nothing_behind(serve: Serve) -> N
             assert left() - before <= Counter()
         finally:
             gc.enable()
+
+
+async def test_images_in_the_openai_dialect(serve: Serve) -> None:
+    """C8: ``modality: image`` gives the image's vector; its data URL is no text for a model that sees."""
+    file = file_of(Image.effect_noise((48, 32), 50))
+    url = "data:image/png;base64," + base64.b64encode(file).decode()
+    async with serve() as http:
+        pasted = await http.post("/v1/embeddings", json={"model": "clip", "input": ["a cat", url]})
+        native = (await encoded(http, file)).json()["items"][0]["dense"]["values"]
+        seen = await http.post("/v1/embeddings", json={"model": "clip", "input": [url], "modality": "image"})
+    assert (pasted.status_code, pasted.json()["error"]["index"]) == (400, 1)
+    assert seen.json()["data"][0]["embedding"] == pytest.approx(native, abs=1e-6)

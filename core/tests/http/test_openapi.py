@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from described import BY_ID, DOCUMENT, address, operations, problems, resolved, schema
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from sie_core.http import cohere_inputs, fields, generation_inputs, inputs, task_inputs
+from sie_core.http import cohere_inputs, fields, foreign, generation_inputs, inputs, openai_inputs, task_inputs
 from sie_core.http.document import build
 from sie_core.http.limits import Limits
 from starlette.routing import Route
@@ -140,9 +140,11 @@ def test_fields_that_parsers_ask_for_are_those_of_the_schemas() -> None:
     chat = read_by(generation_inputs.parse_openai, *examples("chat"), rest=("chat", LIMITS))
     completion = read_by(generation_inputs.parse_openai, *examples("completions"), rest=("completion", LIMITS))
     assert {"model"} | read_by(inputs.parse_encode, *examples("encode")) == fields_of("EncodeRequest")
-    assert read_by(inputs.parse_embeddings, *examples("embeddings")) == fields_of("EmbeddingsRequest")
-    assert read_by(cohere_inputs.parse_rerank, *examples("rerank_v1")) == fields_of("RerankRequest")
-    assert read_by(cohere_inputs.parse_embed, *examples("embed_v2")) == fields_of("EmbedRequest")
+    embeddings = read_by(openai_inputs.parse_embeddings, *examples("embeddings"))
+    assert embeddings | set(foreign.EMBEDDINGS) == fields_of("EmbeddingsRequest")
+    rerank = read_by(cohere_inputs.parse_rerank, *examples("rerank_v1"))
+    assert rerank | set(foreign.RERANK) == fields_of("RerankRequest")
+    assert read_by(cohere_inputs.parse_embed, *examples("embed_v2")) | set(foreign.EMBED) == fields_of("EmbedRequest")
     assert chat | set(fields.CHAT) == fields_of("ChatRequest")
     assert completion | set(fields.COMPLETION) == fields_of("CompletionRequest")
     assert set(task_inputs._SCORE) == fields_of("ScoreRequest")
@@ -172,7 +174,16 @@ def test_choices_are_those_of_the_parsers() -> None:
     embed = schema("EmbedRequest")["properties"]
     assert tuple(params["output_types"]["items"]["enum"]) == inputs.OUTPUT_TYPES
     assert tuple(params["output_dtype"]["enum"]) == (*inputs.DTYPES, None)
-    assert tuple(schema("EmbeddingsRequest")["properties"]["encoding_format"]["enum"]) == (*inputs.ENCODINGS, None)
+    embeddings = schema("EmbeddingsRequest")["properties"]
+    assert tuple(embeddings["encoding_format"]["enum"]) == (*openai_inputs.ENCODINGS, None)
+    assert tuple(embeddings["input_type"]["enum"]) == (*openai_inputs.INPUT_TYPES, None)
+    assert tuple(embeddings["task"]["enum"]) == (*openai_inputs.TASKS, None)
+    assert tuple(embeddings["modality"]["enum"]) == (*openai_inputs.MODALITIES, None)
+    assert tuple(embeddings["output_dtype"]["enum"]) == (*openai_inputs.OUTPUT_DTYPES, None)
+    for table, name in ((foreign.EMBEDDINGS, "Embeddings"), (foreign.RERANK, "Rerank"), (foreign.EMBED, "Embed")):
+        for field, undone in table.items():
+            harmless = schema(f"{name}Request")["properties"][field].get("enum", [None])
+            assert harmless == [*undone.harmless, None], field
     assert tuple(schema("SparseVector")["properties"]["dtype"]["enum"]) == inputs.SPARSE_DTYPES
     assert tuple(embed["embedding_types"]["items"]["enum"]) == cohere_inputs.EMBEDDING_TYPES
     assert tuple(embed["input_type"]["enum"]) == (*cohere_inputs.INPUT_TYPES, None)

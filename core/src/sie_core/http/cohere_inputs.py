@@ -22,6 +22,7 @@ from sie_core.http.checks import (
     shown,
     text_of,
 )
+from sie_core.http.foreign import EMBED, RERANK, either, refuse_undone
 from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
 from sie_core.http.task_inputs import MAX_SCORED
@@ -31,6 +32,8 @@ __all__ = ["EMBEDDING_TYPES", "EmbedRequest", "RerankRequest", "parse_embed", "p
 
 EMBEDDING_TYPES: Final = ("float", "int8", "uint8", "binary", "ubinary", "base64")
 INPUT_TYPES: Final = ("search_document", "search_query", "classification", "clustering", "image")
+_RAW: Final = {"activation": "identity"}
+"""What a cross-encoder is asked for where a request wants its scores as they are before the activation."""
 _INPUTS: Final = ("texts", "images", "inputs")
 
 
@@ -82,15 +85,16 @@ def parse_rerank(body: Mapping[Any, Any], limits: Limits) -> RerankRequest:
             f"'documents' must be a list of strings or of {{text: ...}}, not {kind_of(raw)}", param="documents"
         )
     check_count(len(raw), limits, "documents", MAX_SCORED)
-    _refuse_what_is_not_done(body)
+    refuse_undone(body, RERANK)
     documents = tuple(Item(text=_text_in(one, index, limits, "documents")) for index, one in enumerate(raw))
-    top_n = body.get("top_n")
+    name, top_n = either(body, "top_n", "top_k")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
-        raise InvalidInput("'top_n' must be a whole number, 1 or more", param="top_n")
+        raise InvalidInput(f"{name!r} must be a whole number, 1 or more", param=name)
     params = RequestParams(
         instruction=instruction_of(body.get("instruction"), len(documents), limits),
         truncate=_truncate(body),
         lora=check_lora(body.get("lora")),
+        options=_RAW if optional(body.get("raw_scores"), bool, "raw_scores", "true or false") else {},
     )
     wanted = optional(body.get("return_documents"), bool, "return_documents", "true or false")
     return RerankRequest(model, Item(text=query), documents, params, top_n, bool(wanted))
@@ -107,17 +111,10 @@ def _text_in(value: Any, index: int | None, limits: Limits, param: str) -> str:
     return text_of(value, index, limits, param)
 
 
-def _refuse_what_is_not_done(body: Mapping[Any, Any]) -> None:
-    fields = body.get("rank_fields")
-    if fields is not None and fields != ["text"]:
-        raise Unsupported("documents are ranked by their 'text' only", supported=("text",), param="rank_fields")
-    if optional(body.get("relevant_spans"), bool, "relevant_spans", "true or false"):
-        raise Unsupported("no spans are found in documents here", param="relevant_spans")
-
-
 def _truncate(body: Mapping[Any, Any]) -> bool | None:
     """Whether to cut long documents. Whoever says how long they may be wants them cut: to what the model takes."""
-    asked: bool | None = optional(body.get("truncate"), bool, "truncate", "true or false")
+    name, value = either(body, "truncate", "truncation")
+    asked: bool | None = optional(value, bool, name, "true or false")
     if asked is not None:
         return asked
     limit = dimensions_of(body.get("max_tokens_per_doc"), "max_tokens_per_doc")
@@ -134,13 +131,13 @@ def parse_embed(body: Mapping[Any, Any], limits: Limits) -> EmbedRequest:
     if kind is not None and kind not in INPUT_TYPES:
         message = f"input_type must be one of {', '.join(INPUT_TYPES)}, not {shown(kind)}"
         raise Unsupported(message, supported=INPUT_TYPES, param="input_type")
-    if body.get("max_tokens") is not None:
-        raise Unsupported("'max_tokens' is not done here: the model's own limit holds", param="max_tokens")
+    refuse_undone(body, EMBED)
     pictures = Pictures(limits)
     items, texts = _embed_inputs(body, limits, pictures)
+    name, dimensions = either(body, "output_dimension", "dimensions")
     params = RequestParams(
         is_query=kind == "search_query",
-        dimensions=dimensions_of(body.get("output_dimension"), "output_dimension"),
+        dimensions=dimensions_of(dimensions, name),
         truncate=_cut(body.get("truncate")),
         lora=check_lora(body.get("lora")),
     )

@@ -1,4 +1,4 @@
-"""Requests, checked by hand: every refusal names the field and the item, and a check costs microseconds."""
+"""Native requests to encode, checked by hand: every refusal names the field and the item, and costs microseconds."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import Any, Final
 import numpy as np
 from attrs import frozen
 
-from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
+from sie_core.errors import InvalidInput, Unsupported
 from sie_core.http.checks import (
-    MAX_ID,
     check_count,
     check_fields,
     check_lora,
     dimensions_of,
     instruction_of,
-    kind_of,
     mapping,
     optional,
     options_of,
     shown,
-    text_of,
 )
 from sie_core.http.images import Pictures
 from sie_core.http.items import ITEM_FIELDS, item_of
@@ -32,9 +29,7 @@ from sie_core.types import Item, RequestParams
 __all__ = [
     "DTYPES",
     "OUTPUT_TYPES",
-    "EmbeddingsRequest",
     "EncodeRequest",
-    "parse_embeddings",
     "parse_encode",
 ]
 
@@ -42,9 +37,6 @@ OUTPUT_TYPES: Final = ("dense", "sparse", "multivector")
 SPARSE_DTYPES: Final = ("float32", "float16")
 """Indices would not survive anything else: beside other outputs, sparse ones then stay float32."""
 DTYPES: Final = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
-ENCODINGS: Final = ("float", "base64")
-INPUT_TYPES: Final = ("query", "document", "passage")
-"""OpenAI's API has no word for it; these are what others call it who speak that API otherwise."""
 _PARAMS: Final = (
     "output_types",
     "output_dtype",
@@ -62,7 +54,6 @@ _NOT_BESIDE: Final = {**_IN_ITEMS, **dict.fromkeys(_PARAMS, "under 'params'")}
 _NOT_IN_PARAMS: Final = {**_IN_ITEMS, "model": "beside 'params'", "items": "beside 'params'"}
 _NOT_IN_ITEMS: Final = dict.fromkeys(_PARAMS, "under 'params'")
 _PLAIN: Final = RequestParams()
-_ID_BYTES: Final = 4
 
 
 @frozen(eq=False)
@@ -74,16 +65,6 @@ class EncodeRequest:
     pictures: Pictures
     dtype: str = "float32"
     ranges: Ranges | None = None
-
-
-@frozen(eq=False)
-class EmbeddingsRequest:
-    """An OpenAI embeddings request, checked."""
-
-    model: str
-    items: tuple[Item, ...]
-    params: RequestParams
-    base64: bool = False
 
 
 # --- native ----------------------------------------------------------------------------------------
@@ -187,71 +168,3 @@ def _ranges(value: Any, dtype: str) -> Ranges | None:
     if (ranges[0] > ranges[1]).any():
         raise InvalidInput("'ranges' must give the smallest numbers first", param="ranges")
     return ranges
-
-
-# --- OpenAI ----------------------------------------------------------------------------------------
-
-
-def parse_embeddings(body: Mapping[Any, Any], limits: Limits) -> EmbeddingsRequest:
-    """Check the body of ``POST /v1/embeddings``. Fields that it does not know are ignored, as OpenAI's clients expect.
-
-    Raises:
-        InvalidInput, BodyTooLarge: with ``param`` and the index of the item.
-    """
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise InvalidInput("'model' must be the name of a model", param="model")
-    encoding = body.get("encoding_format")
-    if encoding is not None and encoding not in ENCODINGS:
-        raise Unsupported(
-            f"encoding_format must be float or base64, not {shown(encoding)}",
-            supported=ENCODINGS,
-            param="encoding_format",
-        )
-    dimensions = dimensions_of(body.get("dimensions"))
-    truncate = optional(body.get("truncate"), bool, "truncate", "true or false")
-    lora = check_lora(body.get("lora"))
-    kind = body.get("input_type")
-    if kind is not None and kind not in INPUT_TYPES:
-        message = f"input_type must be one of {', '.join(INPUT_TYPES)}, not {shown(kind)}"
-        raise Unsupported(message, supported=INPUT_TYPES, param="input_type")
-    plain = dimensions is None and truncate is None and lora is None and kind != "query"
-    params = _PLAIN
-    if not plain:
-        params = RequestParams(is_query=kind == "query", dimensions=dimensions, truncate=truncate, lora=lora)
-    return EmbeddingsRequest(model, _openai_items(body.get("input"), limits), params, encoding == "base64")
-
-
-def _openai_items(value: Any, limits: Limits) -> tuple[Item, ...]:
-    if isinstance(value, str):
-        return (Item(text=text_of(value, 0, limits, "input")),)
-    if value is None:
-        raise InvalidInput("'input' is missing", param="input")
-    if not isinstance(value, list):
-        raise InvalidInput(
-            f"'input' must be a string, a list of strings, or token ids, not {kind_of(value)}", param="input"
-        )
-    if value and type(value[0]) is int:
-        return (Item(token_ids=_token_ids(value, 0, limits)),)
-    check_count(len(value), limits, "input")
-    if isinstance(value[0], list):
-        return tuple(Item(token_ids=_token_ids(ids, index, limits)) for index, ids in enumerate(value))
-    return tuple(Item(text=text_of(text, index, limits, "input")) for index, text in enumerate(value))
-
-
-def _token_ids(value: Any, index: int, limits: Limits) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise InvalidInput(
-            f"a list of token ids must follow on a list of token ids, not {kind_of(value)}", index=index, param="input"
-        )
-    if not value:
-        raise InvalidInput("the list of token ids is empty: there is nothing to encode", index=index, param="input")
-    if len(value) * _ID_BYTES > limits.item_bytes:
-        most = limits.item_bytes // _ID_BYTES
-        message = f"there are {len(value)} token ids, and {most} is the most"
-        raise BodyTooLarge(message, size=len(value) * _ID_BYTES, limit=limits.item_bytes, index=index)
-    if not set(map(type, value)) == {int}:
-        raise InvalidInput("token ids must be whole numbers", index=index, param="input")
-    if min(value) < 0 or max(value) >= MAX_ID:
-        raise InvalidInput("there is a token id outside any vocabulary", index=index, param="input")
-    return tuple(value)

@@ -23,6 +23,8 @@ Ranges: TypeAlias = NDArray[np.float32]
 _CHUNK: Final = 16_384
 """Numbers turned into JSON between two turns of the event loop (well under a millisecond)."""
 _LARGEST_HALF: Final = 65_504.0
+_SHORTEST: Final = 1e-12
+"""A vector that is shorter is as good as none, and stays."""
 
 
 def convert(array: NDArray[np.float32], dtype: str, ranges: Ranges | None = None) -> NDArray[Any]:
@@ -149,19 +151,26 @@ class Pace:
             await asyncio.sleep(0)
 
 
-async def openai_data(outputs: Sequence[EncodeOutput], *, as_base64: bool) -> bytes:
-    """The ``data`` list, serialised. Lets the event loop turn now and then: a large answer stops nobody else."""
+async def openai_data(
+    outputs: Sequence[EncodeOutput], *, as_base64: bool, dtype: str = "float32", normalize: bool = False
+) -> bytes:
+    """The ``data`` list, serialised. Lets the event loop turn now and then: a large answer stops nobody else.
+
+    ``normalize`` makes vectors of length 1 first.
+    """
     parts: list[bytes] = []
     pace = Pace()
     for index, output in enumerate(outputs):
         vector = output.dense
         if vector is None:
             raise not_given("dense", output)
+        if normalize:
+            vector = vector / max(float(np.linalg.norm(vector)), _SHORTEST)
         if as_base64:
             text = base64.b64encode(np.ascontiguousarray(vector, "<f4").data)
             parts.append(b'{"object":"embedding","index":%d,"embedding":"%b"}' % (index, text))
         else:
-            values = orjson.dumps(np.ascontiguousarray(vector, np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
+            values = orjson.dumps(np.ascontiguousarray(convert(vector, dtype)), option=orjson.OPT_SERIALIZE_NUMPY)
             parts.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (index, values))
         if len(outputs) > 1:
             await pace.after(vector.size)

@@ -157,7 +157,8 @@ class Answers:
         try:
             answer: Answer[EncodeOutput] = await running
         except InvalidInput as error:
-            error.index, error.param = None, "query"
+            if error.index is not None or error.param is None:  # else it is about a field of the request
+                error.index, error.param = None, "query"
             raise
         except NonFiniteOutput:
             raise InferenceError("the model's output is not finite for the query") from None

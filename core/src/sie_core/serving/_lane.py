@@ -95,7 +95,12 @@ class Lane:
         """Refuse what the model can't do, before it costs anything. Raises Unsupported."""
         items, params = request.items, request.params
         encodes = request.task is Task.ENCODE
-        plain = encodes and params.output_types == ("dense",) and not any(item.images for item in items)
+        plain = (
+            encodes
+            and params.output_types == ("dense",)
+            and params.dimensions is None
+            and not any(item.images for item in items)
+        )
         if plain and known is self._plain:
             return
         self._check_task(request.task, known)
@@ -109,6 +114,8 @@ class Lane:
         if plain:
             self._plain = known
             return
+        if encodes and params.dimensions is not None and "dense" in params.output_types:
+            self._check_size(known, params.dimensions)
         if not _IMAGE_INPUTS.isdisjoint(known.inputs):
             return
         if request.query is not None and request.query.images:
@@ -118,6 +125,17 @@ class Lane:
                 error = self._no_images(known, "items")
                 error.index = index
                 raise error
+
+    def _check_size(self, known: Capabilities, wanted: int) -> None:
+        """Refuse a size that dense vectors can't be shortened to; one that is not known is the engine's to judge."""
+        full, sizes = known.dims.get("dense"), known.matryoshka
+        if full is None or wanted == full or (wanted < full if sizes is None else wanted in sizes):
+            return
+        offered = [*map(str, sizes or ()), *(() if full in (sizes or ()) else (str(full),))]
+        said = f"any size up to {full}" if sizes is None else " or ".join(offered)
+        raise Unsupported(
+            f"model {self.name!r} gives {said} dimensions, not {wanted}", supported=offered, param="dimensions"
+        )
 
     def check_generate(self, known: Capabilities, request: GenerateRequest) -> None:
         """The same for a request that generates: an engine that only embeds may die of a chat. Raises Unsupported."""

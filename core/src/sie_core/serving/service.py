@@ -193,6 +193,10 @@ class Service:
         """One model. Raises ModelNotFound, with what may have been meant."""
         return self._registry.status(self.resolve(name))
 
+    async def describe(self, name: str) -> ModelStatus:
+        """The same, with its capabilities, where its adapter can tell them without loading it. Raises ModelNotFound."""
+        return await self._registry.describe(self.resolve(name))
+
     async def load(self, name: str, *, wait_s: float | None = None) -> ModelStatus:
         """Make a model resident and say how it then stands. Raises as ``encode`` does while it waits."""
         self._front.refuse_at_shutdown()

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sie_core.errors import Unsupported
 from sie_core.http.cohere_inputs import EmbedRequest, RerankRequest, parse_embed, parse_rerank
 from sie_core.http.endpoint import Site, checked_name
 from sie_core.http.exchange import Exchange, Watched
@@ -48,7 +49,13 @@ async def _reranked(site: Site, exchange: Exchange) -> tuple[RerankRequest, Scor
     request = parse_rerank(await read_object(exchange, site.limits), site.limits)
     model = checked_name(request.model)
     with Watched(exchange):
-        result = await site.service.score(model, request.query, request.documents, request.params)
+        try:
+            result = await site.service.score(model, request.query, request.documents, request.params)
+        except Unsupported as error:
+            if error.param == "options.activation":  # which the request calls otherwise
+                message = f"'raw_scores' is not supported by model {model!r}: it has no scores but its own"
+                raise Unsupported(message, supported=("false",), param="raw_scores") from error
+            raise
     return request, result
 
 
