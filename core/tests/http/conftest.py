@@ -10,14 +10,22 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from httpx import ASGITransport
+from sie_core.cli.running import Listener, loop_factory
 from sie_core.config import ServerConfig
 from sie_core.http import create_app
+from sie_core.http.connections import ConnectionLimits
+from sie_core.http.protocols import ProtocolName
 from sie_core.plugins import Plugins
 from sie_core.telemetry import Telemetry
 from sie_testing import FaultPoints
 from website import Served, Start, running_service
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Any]:
+    """What is close to the sockets is tried with the loop that serves, everything else with Python's own."""
+    name = "test_connections.py"
+    return {"served": loop_factory()} if item.path.name == name else {"plain": asyncio.new_event_loop}
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +74,8 @@ def listening() -> Start:
         body_timeout_s: float = 60.0,
         stall_timeout_s: float = 120.0,
         plugins: Plugins | None = None,
+        limits: ConnectionLimits | None = None,
+        protocol: ProtocolName = "auto",
         **settings: Any,
     ) -> AsyncIterator[Served]:
         plugins = plugins or Plugins.load()
@@ -77,19 +87,18 @@ def listening() -> Start:
                 body_timeout_s=body_timeout_s,
                 stall_timeout_s=stall_timeout_s,
             )
-            config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
-            server = uvicorn.Server(config)
-            listener = socket.socket()
-            listener.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            task = asyncio.create_task(server._serve([listener]))
-            while not server.started:
+            sock = socket.socket()
+            sock.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            listener = Listener(app, sock, drain_s=0, limits=limits, protocol=protocol)
+            task = asyncio.create_task(listener.serve())
+            while not listener.started:
                 await asyncio.sleep(0.005)
             try:
                 async with httpx.AsyncClient(base_url=url, timeout=10.0) as http:
                     yield Served(http, service, registry, app, url)
             finally:
-                server.should_exit = True
+                listener.stop()
                 await task
 
     return start

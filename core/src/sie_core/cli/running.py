@@ -8,6 +8,7 @@ import gc
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -16,12 +17,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NoReturn
 
+import psutil
 import uvicorn
 from attrs import define, field
 
 from sie_core.cli.bind import BACKLOG
+from sie_core.http.connections import ConnectionLimits
+from sie_core.http.protocols import ProtocolName, protocol_factory
 
-__all__ = ["Deadline", "Listener", "Signals", "leave", "loop_factory", "tend_garbage"]
+__all__ = ["Deadline", "Listener", "Signals", "connection_limits", "leave", "loop_factory", "tend_garbage"]
 
 _log = logging.getLogger("sie.cli")
 
@@ -30,7 +34,14 @@ _CLOSING_S = 15.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _LAST_ANSWERS_S = 5.0
 """Seconds for the answers to requests whose engine was taken from them at the end of their time."""
+_SPARE_FILES = 128
+"""Files that are not for connections: models, logs, engines that are still to come."""
+_FEWEST = 8
+_KEPT = 16
+"""Connections that are kept for loopback and health checks."""
 _GOODBYE_S = 0.5
+_WS_BYTES = 64 * 1024
+"""Largest message of a WebSocket; those of clients say nothing that anybody reads."""
 _KEEP_ALIVE_S = 75
 """Longer than the idle time of the clients' own connection pools, so that they close a connection and not we."""
 
@@ -142,6 +153,30 @@ def leave(code: int, message: str = "") -> NoReturn:
     os._exit(code)
 
 
+def connection_limits(most: int) -> ConnectionLimits:
+    """How many connections there may be: ``most``, or as many as the limit of open files leaves room for.
+
+    That limit is raised as far as this user may. Each connection may need a second file, to an engine's process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    fitting = most
+    if soft != resource.RLIM_INFINITY:
+        fitting = max((soft - psutil.Process().num_fds() - min(soft // 4, _SPARE_FILES)) // 2, _FEWEST)
+    if fitting < most:
+        _log.warning(
+            "the limit of open files, %d, leaves room for %d connections, not for %d (server.max_connections): raise "
+            "it with `ulimit -n`, LimitNOFILE= in systemd or --ulimit nofile= in Docker",
+            soft,
+            fitting,
+            most,
+        )
+    most = min(most, fitting)
+    return ConnectionLimits(most=most, kept=min(_KEPT, most // 4))
+
+
 class _Uvicorn(uvicorn.Server):
     """uvicorn without its signal handling: :class:`Signals` does that."""
 
@@ -152,23 +187,39 @@ class _Uvicorn(uvicorn.Server):
 class Listener:
     """Answers HTTP on a socket."""
 
-    def __init__(self, app: Any, sock: socket.socket, *, drain_s: float) -> None:
+    def __init__(
+        self,
+        app: Any,
+        sock: socket.socket,
+        *,
+        drain_s: float,
+        limits: ConnectionLimits | None = None,
+        protocol: ProtocolName = "auto",
+    ) -> None:
         """``drain_s``: seconds that running requests have once it stops; connections that outlast it are cut."""
         self._sock = sock
+        http: Any = protocol_factory(limits or ConnectionLimits(), protocol)
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
+                http=http,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
                 ws="websockets-sansio",
+                ws_max_size=_WS_BYTES,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=math.ceil(drain_s + _LAST_ANSWERS_S),
                 backlog=BACKLOG,
             )
         )
+
+    @property
+    def started(self) -> bool:
+        """Whether it takes connections."""
+        return self._server.started
 
     async def serve(self) -> None:
         """Run until :meth:`stop`, and until the requests that then run have ended."""

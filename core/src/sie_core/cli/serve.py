@@ -174,7 +174,7 @@ def _run(asked: _Asked) -> int:
 async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.socket) -> int:
     from sie_core.cli.compose import compose
     from sie_core.cli.reload import Reloader
-    from sie_core.cli.running import Listener, Signals, tend_garbage
+    from sie_core.cli.running import Listener, Signals, connection_limits, tend_garbage
 
     signals = Signals(drain_s=config.server.drain_s)
     with signals.handled():
@@ -186,7 +186,8 @@ async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.s
         watching = asyncio.ensure_future(reloader.watch(config.path)) if asked.reload and config.path else None
         if asked.reload and watching is None:
             _log.warning("--reload: there is no configuration file to watch")
-        listener = Listener(parts.app, sock, drain_s=config.server.drain_s)
+        limits = connection_limits(config.server.max_connections)
+        listener = Listener(parts.app, sock, drain_s=config.server.drain_s, limits=limits)
         serving = asyncio.ensure_future(listener.serve())
         tend_garbage()
         _greet(config, sock, await _known(parts))

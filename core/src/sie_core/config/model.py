@@ -100,6 +100,9 @@ class ServerConfig:
     root_path: str | None = option(
         None, help="Prefix that a proxy in front puts before every path, such as /sie.", check=_root_path
     )
+    max_connections: int = option(
+        1024, help="Most connections at a time; fewer where the limit of open files is low.", check=at_least(8)
+    )
     max_body_bytes: ByteSize = option(34 * _MIB, help="Largest request body.", check=at_least(_KIB, " bytes"))
     max_item_bytes: ByteSize = option(2 * _MIB, help="Largest text of one item.", check=at_least(1, " byte"))
     max_items: int = option(2048, help="Most items in a request.", check=at_least(1))

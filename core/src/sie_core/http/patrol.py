@@ -37,6 +37,15 @@ class Patrol:
         """Stop counting. No harm for one that was called already."""
         self._since.pop(guest, None)
 
+    def hurry(self) -> bool:
+        """Call the guest that has stayed longest now; False: there is none."""
+        guest = next(iter(self._since), None)
+        if guest is None:
+            return False
+        del self._since[guest]
+        guest()
+        return True
+
     def _round(self) -> None:
         loop = self._loop
         assert loop is not None

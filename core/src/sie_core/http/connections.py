@@ -1,0 +1,431 @@
+"""What a connection may take before and after its requests: bytes and time of their heads, a place, a quiet end.
+
+uvicorn's two protocols leave that open. :mod:`sie_core.http.protocols` puts :class:`Guarded` in front of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import select
+import socket
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from attrs import frozen
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sie_core.errors import QueueFull, SieError
+from sie_core.http.errors import Dialect, HttpError, render
+from sie_core.http.patrol import Patrol
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.flow_control import FlowControl
+
+__all__ = ["ConnectionLimits", "Door", "Guarded", "head_too_large"]
+
+_log = logging.getLogger(__name__)
+_HEALTH: Final = frozenset({"/healthz", "/readyz"})
+_RETRY_S: Final = 5.0
+_SMALL: Final = 64 * 1024
+"""Bytes of a body that came too late for its answer and are read all the same, so that the connection stays."""
+_PROBE_S: Final = (0.1, 2.0)
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@frozen
+class ConnectionLimits:
+    """Sizes in bytes, times in seconds."""
+
+    most: int = 1024
+    """Connections at a time."""
+    kept: int = 16
+    """Those among them that are kept for loopback and for health checks."""
+    head_bytes: int = 64 * 1024
+    """Of the request line and the headers together."""
+    head_fields: int = 100
+    head_s: float = 20.0
+    """From the beginning of a connection, or the first byte of a later request, to the end of its headers."""
+    linger_bytes: int = 128 * 1024 * 1024
+    """Of a body whose request was answered, read and thrown away before the connection is closed."""
+    linger_s: float = 30.0
+    linger_idle_s: float = 5.0
+
+
+def head_too_large(limits: ConnectionLimits) -> HttpError:
+    """The refusal of a request whose head is larger than the limits allow."""
+    return HttpError(
+        431,
+        "HEADERS_TOO_LARGE",
+        f"the request line and headers are larger than {limits.head_bytes} bytes or more than {limits.head_fields} "
+        "fields: send fewer or shorter ones",
+        headers={"connection": "close"},
+    )
+
+
+class Door:
+    """The connections of one server: who may come in when there are many, and who has to go for them."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.heads = Patrol(limits.head_s)
+        self.lingering = Patrol(limits.linger_idle_s)
+        self._warned_at = float("-inf")
+
+    def admits(self, connections: Iterable[object], there: int, *, local: bool) -> bool | None:
+        """Whether one more may come in: ``None`` means for health checks only.
+
+        Where places are short, connections that hold one for nothing go first, the longest-standing ones before others.
+        """
+        limits = self.limits
+        if there < limits.most - limits.kept:
+            return True
+        self._warn()
+        if self.lingering.hurry() or self.heads.hurry() or _end_idle(connections):
+            return True
+        if there >= limits.most:
+            return False
+        return True if local else None
+
+    def _warn(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._warned_at > 60:
+            self._warned_at = now
+            _log.warning(
+                "there are %d connections, and no more are allowed (server.max_connections, open files): idle ones are "
+                "closed, then new ones are refused",
+                self.limits.most - self.limits.kept,
+            )
+
+
+def _end_idle(connections: Iterable[object]) -> bool:
+    """Close the connection that has waited longest for another request; False: all of them are busy."""
+    idle = [one for one in connections if isinstance(one, Guarded) and one.is_idle]
+    if idle:
+        min(idle, key=lambda one: one.quiet_since).leave()
+    return bool(idle)
+
+
+class _Transport:
+    """The transport as uvicorn sees it: closing it waits for what the client is still sending."""
+
+    def __init__(self, real: asyncio.Transport, owner: Guarded) -> None:
+        self._real = real
+        self._owner: Guarded | None = owner
+        self.write = real.write
+
+    def close(self) -> None:
+        if self._owner is None:
+            self._real.close()
+        else:
+            self._owner.close()
+
+    def is_closing(self) -> bool:
+        return self._owner is None or self._owner.closed or self._real.is_closing()
+
+    def forget(self) -> None:
+        """Leave no cycle behind, which would live until the collector runs."""
+        self._owner = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class _Cycle(Protocol):
+    """What both of uvicorn's protocols know of a request."""
+
+    disconnected: bool
+    more_body: bool
+    response_started: bool
+    response_complete: bool
+    message_event: asyncio.Event
+    scope: Any
+
+
+if TYPE_CHECKING:
+
+    class _Uvicorn(asyncio.Protocol):
+        """What both of uvicorn's protocols have in common."""
+
+        cycle: Any
+        app: ASGIApp
+        loop: asyncio.AbstractEventLoop
+        flow: FlowControl
+        transport: Any
+        connections: set[Any]
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def on_response_complete(self) -> None: ...
+        def shutdown(self) -> None: ...
+
+else:
+    _Uvicorn = object
+
+
+class Guarded(_Uvicorn):
+    """Goes before one of uvicorn's protocols, and shares its attributes."""
+
+    def __init__(self, *args: Any, door: Door, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.door = door
+        self._real: Any = None
+        self.closed = False
+        """Answered and not listened to any more; what still comes is thrown away."""
+        self.quiet_since = 0.0
+        self._timed = False
+        self._chunk = 0
+        self._pending = 0
+        """Bytes that came since the last headers, piece of a body or end of a request."""
+        self._progress = False
+        self._left = 0
+        self._until = 0.0
+        self._half_closed = False
+
+    # --- for the two protocols -------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Pass bytes on to uvicorn's protocol."""
+        raise NotImplementedError
+
+    def reads_head(self) -> bool:
+        """Whether a request's line or headers have begun and not ended."""
+        raise NotImplementedError
+
+    def advanced(self) -> None:
+        """Headers, a piece of a body or the end of a request came in."""
+        self._progress = True
+
+    # --- asyncio's calls -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._real = transport
+        peer = transport.get_extra_info("peername")
+        admitted = self.door.admits(self.connections, len(self.connections), local=_is_local(peer))
+        super().connection_made(_Transport(self._real, self))  # type: ignore[arg-type]
+        self.quiet_since = self.loop.time()
+        if admitted is False:
+            self._write(_too_many())
+            self.leave()
+            return
+        if admitted is None:
+            self.app = _only_health(self.app)
+        self._time_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.closed:
+            self._throw_away(len(data))
+            return
+        self._chunk = len(data)
+        self.feed(data)
+        if self.closed:
+            return
+        if self._progress:
+            self._progress = False
+            self._pending = 0
+            self._stop_timing()
+        else:
+            self._pending += len(data)
+            if self._pending > self.door.limits.head_bytes:
+                self.refuse(head_too_large(self.door.limits))
+                return
+        if self._left:
+            self._read_rest(len(data))
+        if not self._timed and self.reads_head():
+            self._time_head()
+
+    def eof_received(self) -> bool | None:
+        cycle: _Cycle | None = self.cycle
+        if self.closed or cycle is None or cycle.response_complete or cycle.more_body:
+            return None
+        # Gone, or done with sending and still reading: both look like this.
+        self._half_closed = True
+        if cycle.scope["http_version"] == "1.1" and not cycle.response_started and not self.has_queue():
+            self._real.write(_CONTINUE)  # Harmless to one who reads; of one who is gone the network tells then.
+        self.loop.call_later(_PROBE_S[0], self._probe, _PROBE_S[0])
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timing()
+        self.door.lingering.leave(self.leave)
+        super().connection_lost(exc)
+        self.transport.forget()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.quiet_since = self.loop.time()
+        cycle: _Cycle = self.cycle
+        if self._half_closed and cycle.response_complete:
+            self.close()
+        elif cycle.more_body and cycle.response_complete and not self.closed:
+            self._left = _SMALL
+        if not self._timed and not self.closed and self.reads_head():
+            self._time_head()
+
+    def shutdown(self) -> None:
+        """The server ends: what is still being sent for an answered request is not waited for."""
+        if self.closed or (self.cycle is not None and self.cycle.response_complete):
+            self.leave()
+        else:
+            super().shutdown()
+
+    def hand_over(self) -> None:
+        """Another protocol has the connection from now on."""
+        self._stop_timing()
+        self.transport.forget()
+        self.transport = self._real
+
+    # --- heads -----------------------------------------------------------------------------------
+
+    def head_is_larger(self, size: int) -> bool:
+        """Whether bytes that make a head are too many; to be asked only where they may be."""
+        return size > self.door.limits.head_bytes
+
+    def may_be_large(self) -> bool:
+        """Whether the head that just ended may be over the limit, for all that is known without counting."""
+        return self._pending + self._chunk > self.door.limits.head_bytes
+
+    def has_queue(self) -> bool:
+        """Whether requests wait behind the one that is being answered."""
+        return False
+
+    def _time_head(self) -> None:
+        self._timed = True
+        self.door.heads.enter(self._head_overdue)
+
+    def _stop_timing(self) -> None:
+        if self._timed:
+            self._timed = False
+            self.door.heads.leave(self._head_overdue)
+
+    def _head_overdue(self) -> None:
+        self._timed = False
+        if self._is_answering():  # The one before has not ended: an answer now would be taken for its own.
+            self._time_head()
+            return
+        if not self.reads_head():
+            self.leave()
+            return
+        seconds = self.door.limits.head_s
+        message = f"the request's headers did not arrive within {seconds:g} s"
+        self._write(HttpError(408, "REQUEST_TIMEOUT", message, headers={"connection": "close"}))
+        self.leave()
+
+    def refuse(self, error: SieError) -> None:
+        """Answer what uvicorn has no request for, and close."""
+        self._stop_timing()
+        cycle: _Cycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._write(error)
+        else:
+            if not (cycle.response_started or self.has_queue() or self.reads_head()):
+                self._write(error)  # It is the answer to this very request, whose body goes on in a wrong way.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._linger()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _write(self, error: SieError) -> None:
+        reply = render(error, Dialect.BOTH)
+        phrase = {408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
+        head = [b"HTTP/1.1 %d %s" % (reply.status, phrase.get(reply.status, b"Bad Request"))]
+        fields = {b"content-type": reply.content_type, b"content-length": b"%d" % len(reply.body)}
+        fields |= {**dict(reply.headers), b"connection": b"close"}
+        head += [name + b": " + value for name, value in fields.items()]
+        self._real.write(b"\r\n".join(head) + b"\r\n\r\n" + reply.body)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for another request and has none to answer."""
+        return not self.closed and self.cycle is not None and self.cycle.response_complete and not self.has_queue()
+
+    def close(self) -> None:
+        """Close, but read first what the client is still sending: else a reset overtakes the answer."""
+        cycle: _Cycle | None = self.cycle
+        if cycle is not None and cycle.more_body and not self._half_closed:
+            self._linger()
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Close now."""
+        self.closed = True
+        self.connections.discard(self)
+        self._real.close()
+
+    def _linger(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        limits = self.door.limits
+        self._left, self._until = limits.linger_bytes, self.loop.time() + limits.linger_s
+        self.flow.resume_reading()
+        if self._real.can_write_eof():
+            self._real.write_eof()
+        self.door.lingering.enter(self.leave)
+
+    def _throw_away(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0 or self.loop.time() > self._until:
+            self.leave()
+        else:
+            self.door.lingering.leave(self.leave)
+            self.door.lingering.enter(self.leave)
+
+    def _read_rest(self, size: int) -> None:
+        """Count what comes of a body after its answer. Too much of it, and this is the last request here."""
+        if not self.cycle.response_complete or self.reads_head():
+            self._left = 0
+            return
+        self._left -= size
+        if self._left <= 0:
+            self._linger()
+
+    def _probe(self, pause_s: float) -> None:
+        """Find out whether a client that sends nothing more is gone."""
+        if self._real.is_closing():
+            return
+        if _is_gone(self._real.get_extra_info("socket")):
+            self._real.abort()
+            return
+        pause_s = min(pause_s * 2, _PROBE_S[1])
+        self.loop.call_later(pause_s, self._probe, pause_s)
+
+
+def _too_many() -> QueueFull:
+    return QueueFull("too many connections: try again later", retry_after_s=_RETRY_S)
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock.fileno(), 0)
+    return bool(poll.poll(0))  # Errors and hang-ups are always told: both sides closed, or reset.
+
+
+def _is_local(peer: Any) -> bool:
+    if not isinstance(peer, tuple) or not peer:
+        return True  # a socket of this machine's files
+    try:
+        return ipaddress.ip_address(peer[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _only_health(app: ASGIApp) -> ASGIApp:
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in _HEALTH:
+            await app(scope, receive, send)
+            return
+        if scope["type"] == "http":
+            reply = render(_too_many(), Dialect.BOTH)
+            reply.headers = (*reply.headers, (b"connection", b"close"))
+            await reply.send(send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1013})
+
+    return refusing
