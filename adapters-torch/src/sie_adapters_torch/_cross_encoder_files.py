@@ -9,9 +9,10 @@ from typing import Any
 from attrs import frozen
 from sie_core import ModelSourceInvalid, UnsafeSource
 
-from sie_adapters_torch._files import ModelFiles, Prompts, limited, read_model, read_modules, read_object, read_prompts
+from sie_adapters_torch._files import ModelFiles, Prompts, limited, read_model, read_modules, read_prompts
 from sie_adapters_torch._labels import check_head, read_labels
 from sie_adapters_torch._options import Activation, CrossEncoderOptions
+from sie_adapters_torch._st_files import read_transformer
 
 __all__ = ["CrossEncoderFiles", "read_cross_encoder"]
 
@@ -57,9 +58,11 @@ def _place(folder: Path) -> Path:
     file, place = folder / "modules.json", steps[0][1]
     if any(name == "LogitScore" for name, _ in steps):
         raise ModelSourceInvalid(f"{file} has a LogitScore{_GENERATIVE}")
-    task = (read_object(place / "sentence_bert_config.json") or {}).get("transformer_task")
+    transformer = read_transformer(place)
+    task = transformer.content.get("transformer_task")
     if len(steps) != 1 or task != "sequence-classification":
         raise ModelSourceInvalid(f"{file}: its Transformer gives {task or 'hidden states'}, not the scores of pairs")
+    transformer.check(task, "scores", "logits", adapter=_NAME)
     return place
 
 

@@ -15,19 +15,21 @@ from sie_adapters_torch._files import (
     limited,
     read_model,
     read_modules,
-    read_object,
     read_prompts,
 )
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import DenseOptions, Pooling
+from sie_adapters_torch._st_files import check_keys, check_place
 
 __all__ = ["DenseFiles", "HeadStep", "read_dense", "read_dense_step"]
 
 
 @frozen
 class HeadStep:
-    """A step after pooling. ``dense`` has its weights in ``folder``; ``activation`` is a class of ``torch.nn``."""
+    """A step after pooling. ``dense`` has its weights in ``folder``; ``activation`` is a class of ``torch.nn``;
+    ``truncate`` keeps the first ``outputs`` numbers."""
 
-    kind: Literal["normalise", "dense", "layer_norm"]
+    kind: Literal["normalise", "dense", "layer_norm", "truncate"]
     folder: Path | None = None
     inputs: int = 0
     outputs: int = 0
@@ -54,6 +56,8 @@ def read_dense(folder: Path, options: DenseOptions, *, weights_needed: bool = Tr
     steps = _modules(folder) or [("Transformer", folder)]
     prompts, about = read_prompts(folder, options)
     model = read_model(steps[0][1], options, weights_needed=weights_needed)
+    assert model.transformer is not None
+    model.transformer.check("feature-extraction", "token_embeddings", "last_hidden_state", adapter="torch-dense")
     pooling: Pooling = options.pooling or "mean"
     include_prompt, head = True, []
     for kind, place in steps[1:]:
@@ -61,15 +65,23 @@ def read_dense(folder: Path, options: DenseOptions, *, weights_needed: bool = Tr
             found, include_prompt = _pooling(place, known=options.pooling)
             pooling = options.pooling or found
         elif kind == "Normalize":
+            file = place / "config.json"
+            normalise = read_object(file) or {}
+            check_keys(file, normalise, _PLACES)
+            check_place(file, normalise, "sentence_embedding", "torch-dense")
             head.append(HeadStep("normalise"))
         elif kind == "Dense":
             head.append(read_dense_step(place))
         elif kind == "LayerNorm":
+            check_keys(place / "config.json", read_object(place / "config.json") or {}, ("dimension",))
             head.append(HeadStep("layer_norm", folder=place))
     if options.normalise is not None:
         head = [step for step in head if step.kind != "normalise"]
         head += [HeadStep("normalise")] if options.normalise else []
     dims = next((step.outputs for step in reversed(head) if step.kind == "dense"), model.hidden_size)
+    cut = about.get("truncate_dim")
+    if isinstance(cut, int) and 0 < cut < dims:
+        head, dims = [*head, HeadStep("truncate", outputs=cut)], cut
     model = limited(model, options.max_length)
     sizes = _matryoshka(model.config, about, options, dims)
     return DenseFiles(model, pooling, include_prompt, tuple(head), prompts, dims, sizes)
@@ -106,6 +118,7 @@ def _pooling(folder: Path, *, known: Pooling | None) -> tuple[Pooling, bool]:
     about = read_object(file)
     if about is None:
         raise ModelSourceInvalid(f"{file} is missing")
+    check_keys(file, about, (*_POOLING_FLAGS, *_POOLING_KEYS))
     stated = about.get("pooling_mode")
     modes = [stated] if isinstance(stated, str) else stated
     if modes is None:
@@ -118,6 +131,9 @@ def _pooling(folder: Path, *, known: Pooling | None) -> tuple[Pooling, bool]:
     return _POOLING[modes[0]], include_prompt
 
 
+_POOLING_KEYS = ("embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt")
+_PLACES = ("module_input_name", "module_output_name")
+_DENSE_KEYS = ("in_features", "out_features", "bias", "activation_function", "use_residual", *_PLACES)
 _ACTIVATIONS = ("Tanh", "Identity", "GELU", "ReLU", "SiLU", "Sigmoid")
 
 
@@ -127,6 +143,7 @@ def read_dense_step(
     """A Dense module. ``residual``: whether it may add its input to its output. Raises ModelSourceInvalid."""
     file = folder / "config.json"
     about = read_object(file) or {}
+    check_keys(file, about, _DENSE_KEYS, empty=True)
     inputs, outputs = about.get("in_features"), about.get("out_features")
     if not isinstance(inputs, int) or not isinstance(outputs, int):
         raise ModelSourceInvalid(f"{file} lacks in_features and out_features")
@@ -137,9 +154,7 @@ def read_dense_step(
     adds = bool(about.get("use_residual"))
     if adds and not residual:
         raise ModelSourceInvalid(f"{file} asks for a residual connection, which {adapter} does not know")
-    places = (about.get("module_input_name"), about.get("module_output_name"))
-    if any(place not in (None, works_on) for place in places):
-        raise ModelSourceInvalid(f"{file} works on {places}; {adapter} knows a Dense that works on {works_on} only")
+    check_place(file, about, works_on, adapter)
     return HeadStep("dense", folder, inputs, outputs, bool(about.get("bias", True)), activation, adds)
 
 

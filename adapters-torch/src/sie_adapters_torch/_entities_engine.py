@@ -117,7 +117,7 @@ class EntitiesEngine(SeveralTexts):
             if stride is not None and stride < room:
                 windows = _windows(len(ids), room, stride)
             elif truncate and room > 0:
-                windows = [range(room)]
+                windows = [range(len(ids) - room, len(ids)) if self._tokeniser.cuts_left else range(room)]
             else:
                 raise InputTooLong(tokens=len(ids) + extra, limit=limit, index=index)
         if not len(ids) + extra:

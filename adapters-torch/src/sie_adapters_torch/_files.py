@@ -6,7 +6,6 @@ The files are those of transformers (``config.json``, ``*.safetensors``) and, wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 from attrs import evolve, frozen
 from sie_core import ModelSourceInvalid, UnsafeSource
 
+from sie_adapters_torch._json import read_json, read_object
 from sie_adapters_torch._options import LoadOptions, TextOptions
+from sie_adapters_torch._st_files import TransformerFile, read_transformer
 
 __all__ = [
     "ModelFiles",
@@ -22,10 +23,8 @@ __all__ = [
     "inside",
     "limited",
     "positions_of",
-    "read_json",
     "read_model",
     "read_modules",
-    "read_object",
     "read_prompts",
     "read_weights",
 ]
@@ -45,6 +44,13 @@ class ModelFiles:
     weights: tuple[Path, ...]
     pickled: bool
     max_length: int | None
+    transformer: TransformerFile | None = None
+    """What sentence-transformers has to say of it; ``None``: its files are not that library's."""
+
+    @property
+    def lower_case(self) -> bool:
+        """Whether texts are lowercased before the tokenizer's own steps."""
+        return self.transformer is not None and self.transformer.lower_case
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -66,29 +72,6 @@ class Prompts:
     named: Mapping[str, str]
     query: str
     document: str
-
-
-# --- JSON ------------------------------------------------------------------------------------------
-
-
-def read_json(file: Path) -> Any:
-    """The file's content; ``None`` when there is no such file. Raises ModelSourceInvalid."""
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ModelSourceInvalid(f"{file} can't be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelSourceInvalid(f"{file} is no JSON: {error}") from error
-
-
-def read_object(file: Path) -> dict[str, Any] | None:
-    """A JSON object; ``None`` when there is no such file. Raises ModelSourceInvalid."""
-    content = read_json(file)
-    if content is not None and not isinstance(content, dict):
-        raise ModelSourceInvalid(f"{file} holds no JSON object")
-    return content
 
 
 def inside(folder: Path, name: object, file: Path) -> Path:
@@ -118,7 +101,8 @@ def read_model(folder: Path, options: LoadOptions, *, weights_needed: bool = Tru
         if isinstance(config.get(key), int) and config[key] > _MOST_LAYERS:
             raise ModelSourceInvalid(f"{folder / 'config.json'}: {key} is {config[key]}, which no model has")
     weights, pickled = read_weights(folder, options, needed=weights_needed)
-    return ModelFiles(folder, config, weights, pickled, _max_length(folder, config))
+    transformer = read_transformer(folder)
+    return ModelFiles(folder, config, weights, pickled, _max_length(folder, config, transformer), transformer)
 
 
 def read_weights(folder: Path, options: LoadOptions, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
@@ -157,14 +141,10 @@ def _weights(folder: Path, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
     raise ModelSourceInvalid(f"{folder} holds no model.safetensors")
 
 
-def _max_length(folder: Path, config: Mapping[str, Any]) -> int | None:
+def _max_length(folder: Path, config: Mapping[str, Any], transformer: TransformerFile) -> int | None:
     """As sentence-transformers does: its own file, else the smaller of the tokenizer's and the model's limit."""
-    for name in ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlnet_config.json"):
-        about = read_object(folder / name)
-        if about is not None:
-            if isinstance(about.get("max_seq_length"), int):
-                return min(int(about["max_seq_length"]), _rows(config) or int(about["max_seq_length"]))
-            break
+    if transformer.max_length is not None:
+        return min(transformer.max_length, _rows(config) or transformer.max_length)
     tokenizer = read_object(folder / "tokenizer_config.json") or {}
     limits = [tokenizer.get("model_max_length"), positions_of(config)]
     # Tokenizers without a limit write 1e30.
@@ -201,7 +181,10 @@ def read_prompts(folder: Path, options: TextOptions) -> tuple[Prompts, Mapping[s
     if not isinstance(in_files, dict) or not all(isinstance(text, str | None) for text in in_files.values()):
         raise ModelSourceInvalid(f"{file}: prompts must map names to texts")
     named = {str(name): text or "" for name, text in in_files.items()} | dict(options.prompts)
-    default = named.get(about.get("default_prompt_name") or "", "")
+    chosen = about.get("default_prompt_name")
+    if chosen is not None and chosen not in named:
+        raise ModelSourceInvalid(f"{file}: default_prompt_name is {chosen!r}, and the prompts are {sorted(named)}")
+    default = named.get(chosen or "", "")
 
     def first(*names: str) -> str:
         # An empty prompt counts as set: it keeps the default one away, as in sentence-transformers.

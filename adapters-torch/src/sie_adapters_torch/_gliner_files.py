@@ -10,7 +10,8 @@ from typing import Any
 from attrs import frozen
 from sie_core import ModelSourceInvalid, UnsafeSource
 
-from sie_adapters_torch._files import ModelFiles, positions_of, read_object, read_weights
+from sie_adapters_torch._files import ModelFiles, positions_of, read_weights
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import GlinerOptions
 
 __all__ = ["Encoder", "GlinerFiles", "encoder_of", "read_gliner"]

@@ -11,8 +11,8 @@ from attrs import frozen
 from numpy.typing import NDArray
 from sie_core import InvalidInput, Item, MissingDependency, ModelSourceInvalid
 
-from sie_adapters_torch._files import read_object
 from sie_adapters_torch._image_text_files import ImageTextFiles
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import ImageTextOptions
 from sie_adapters_torch._tokenise import Tokeniser
 

@@ -14,7 +14,7 @@ from attrs import frozen
 from sie_core import ModelSourceInvalid, ModelSourceNotFound, Source, TensorEntry, UnsafeSource, parse_source
 
 from sie_adapters_torch._checkpoint import read_header, tensor_bytes
-from sie_adapters_torch._files import read_object
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._source import LORA_CONFIG, LORA_PICKLE, LORA_WEIGHTS, find_lora
 
 __all__ = ["LoraFiles", "bounded_ranks", "lora_files", "only_lora"]

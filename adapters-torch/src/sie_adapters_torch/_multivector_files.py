@@ -23,10 +23,11 @@ from sie_adapters_torch._files import (
     positions_of,
     read_model,
     read_modules,
-    read_object,
     read_prompts,
 )
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import MultivectorOptions
+from sie_adapters_torch._st_files import check_keys, check_place, read_transformer
 
 __all__ = ["INLINE", "Expansion", "MultivectorFiles", "Side", "read_multivector"]
 
@@ -130,8 +131,14 @@ def _pylate(folder: Path, steps: list[tuple[str, Path]], about: Mapping[str, Any
 
 
 def _sentence_transformers(folder: Path, steps: list[tuple[str, Path]]) -> _Said:
-    about = read_object(steps[0][1] / "sentence_bert_config.json") or {}
-    mask = read_object(next(place for name, place in steps if name == "MultiVectorMask") / "config.json") or {}
+    transformer = read_transformer(steps[0][1])
+    transformer.check(
+        "feature-extraction", "token_embeddings", "last_hidden_state", lengths=True, adapter="torch-multivector"
+    )
+    about = transformer.content
+    file = next(place for name, place in steps if name == "MultiVectorMask") / "config.json"
+    mask = read_object(file) or {}
+    check_keys(file, mask, ("skiplist_words", "skiplist_tasks", "keep_only_token_ids"), empty=True)
     if mask.get("keep_only_token_ids"):
         raise ModelSourceInvalid(f"{folder} keeps certain tokens only, which torch-multivector does not know")
     tasks = mask.get("skiplist_tasks") or ["document"]
@@ -142,7 +149,10 @@ def _sentence_transformers(folder: Path, steps: list[tuple[str, Path]]) -> _Said
         token = given.get("token")
         expansion = Expansion(given["length"], given.get("attend") is True, given["strategy"] == "fixed", token)
     head = _projections(folder, steps)
-    if any(name == "Normalize" for name, _ in steps):
+    for place in (place for name, place in steps if name == "Normalize"):
+        normalise = read_object(place / "config.json") or {}
+        check_keys(place / "config.json", normalise, ("module_input_name", "module_output_name"))
+        check_place(place / "config.json", normalise, "token_embeddings", "torch-multivector")
         head = (*head, HeadStep("normalise"))
     return _Said(
         head=head,

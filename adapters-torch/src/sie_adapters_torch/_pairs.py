@@ -65,13 +65,17 @@ class PairTokeniser:
             if not truncate or room < 0 or (cut == "only_first" and len(second) >= room):
                 raise InputTooLong(tokens=total, limit=limit, index=index)
             kept = _longest_first(len(first), len(second), room) if cut == "longest_first" else (room - len(second),)
-            first, second = first[: kept[0]], second[: kept[-1] if len(kept) > 1 else None]
+            first = self._shortened(first, kept[0])
+            second = second if len(kept) == 1 else self._shortened(second, kept[1])
         parts = (shape.before, first, shape.between, (*second, *self._suffix), shape.after)
         ids = np.asarray([one for part in parts for one in part], dtype=np.int64)
         if not len(ids):
             raise InvalidInput("the texts have no tokens", index=index, param="input")
         self._tokeniser.check_known(ids, index)
         return Tokens(ids, types=self._types_of(len(first), len(second)) if self._types else None)
+
+    def _shortened(self, ids: Ids, kept: int) -> Ids:
+        return ids[len(ids) - kept :] if self._tokeniser.cuts_left else ids[:kept]
 
     def _types_of(self, first: int, second: int) -> NDArray[np.int64]:
         before, one, between, two, after = self._shape.types

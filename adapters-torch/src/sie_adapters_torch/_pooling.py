@@ -38,6 +38,15 @@ class _Normalise(torch.nn.Module):
         return torch.nn.functional.normalize(vectors, dim=1)
 
 
+class _First(torch.nn.Module):
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors[:, : self.dims]
+
+
 class _Residual(torch.nn.Module):
     """A step whose input is added to its output, by way of a matrix of its own where their sizes differ."""
 
@@ -63,6 +72,10 @@ def load_head(steps: Sequence[HeadStep], width: int, inline: torch.Tensor | None
     for step in steps:
         if step.kind == "normalise":
             made.append(_Normalise())
+            continue
+        if step.kind == "truncate":
+            made.append(_First(step.outputs))
+            width = step.outputs
             continue
         if step.kind == "layer_norm":
             made.append(_filled(torch.nn.LayerNorm(width), step, "norm"))

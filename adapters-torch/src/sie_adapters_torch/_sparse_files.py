@@ -14,10 +14,11 @@ from sie_adapters_torch._files import (
     limited,
     read_model,
     read_modules,
-    read_object,
     read_prompts,
 )
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import SparseOptions
+from sie_adapters_torch._st_files import check_keys, read_transformer
 
 __all__ = ["SparseFiles", "read_sparse"]
 
@@ -34,6 +35,10 @@ class SparseFiles:
 
 
 _ENCODERS = ("MLMTransformer", "Transformer")
+_POOLING_KEYS = (
+    *("pooling_strategy", "activation_function"),
+    *("embedding_dimension", "word_embedding_dimension", "chunk_size"),  # of no effect
+)
 _STEPS = (*_ENCODERS, "SpladePooling")
 
 
@@ -44,7 +49,11 @@ def read_sparse(folder: Path, options: SparseOptions, *, weights_needed: bool = 
     if steps is not None:
         place, pooling = _checked(folder, steps)
         about = read_object(pooling / "config.json") or {}
+        check_keys(pooling / "config.json", about, _POOLING_KEYS, empty=True)
     model = limited(read_model(place, options, weights_needed=weights_needed), options.max_length)
+    if steps is not None and steps[0][0] == "Transformer":
+        assert model.transformer is not None
+        model.transformer.check("fill-mask", "token_embeddings", "logits", adapter="torch-sparse")
     vocabulary = model.text_config.get("vocab_size")
     if not isinstance(vocabulary, int) or vocabulary <= 0:
         raise ModelSourceInvalid(f"{model.folder / 'config.json'} names no vocab_size")
@@ -65,7 +74,7 @@ def _checked(folder: Path, steps: list[tuple[str, Path]]) -> tuple[Path, Path]:
         raise ModelSourceInvalid(f"{file} must have a masked language model and then one SpladePooling; it has {order}")
     (name, place), (_, pooling) = steps
     if name == "Transformer":
-        task = (read_object(place / "sentence_bert_config.json") or {}).get("transformer_task")
+        task = read_transformer(place).content.get("transformer_task")
         if task != "fill-mask":
             raise ModelSourceInvalid(f"{file}: its Transformer gives {task or 'hidden states'}, not fill-mask logits")
     return place, pooling

@@ -68,6 +68,8 @@ class Tokeniser:
         """What its models take, by the names that transformers has for it."""
         self.unknown_id: int | None = None
         self.pads_left = False
+        self.cuts_left = False
+        """Whether the start of a text is left out where it is too long, not its end."""
         self.special_ids: dict[str, int] = {}
         """Ids by the names that transformers has for them: ``cls_token``, ``eos_token``, …"""
 
@@ -91,6 +93,8 @@ class Tokeniser:
             raise ModelSourceInvalid(f"{files.folder}: the model has no fast tokenizer (tokenizer.json)")
         # A copy: the wrapper sets padding and truncation on its own, and calls from several threads would clash.
         backend: Any = Tokenizer.from_str(wrapper.backend_tokenizer.to_str()) if fast else PythonTokenizer(wrapper)
+        if files.lower_case:
+            _lowercase_first(backend, files)
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         vocabulary = int(getattr(text_config, "vocab_size", 0) or backend.get_vocab_size())
         if not vocabulary // 2 <= backend.get_vocab_size() <= 2 * vocabulary:
@@ -103,7 +107,7 @@ class Tokeniser:
         filler_id = wrapper.mask_token_id if wrapper.mask_token_id is not None else wrapper.eos_token_id
         made = cls(backend, limit=files.max_length, vocabulary=vocabulary, pad_id=pad_id, filler_id=filler_id)
         made.inputs, made.unknown_id = tuple(wrapper.model_input_names), wrapper.unk_token_id
-        made.pads_left = wrapper.padding_side == "left"
+        made.pads_left, made.cuts_left = wrapper.padding_side == "left", wrapper.truncation_side == "left"
         named = {name: getattr(wrapper, f"{name}_id", None) for name in _SPECIAL_TOKENS}
         made.special_ids = {name: int(found) for name, found in named.items() if found is not None}
         return made
@@ -174,10 +178,18 @@ class Tokeniser:
         if limit is not None and len(ids) > limit:
             if not truncate:
                 raise InputTooLong(tokens=len(ids), limit=limit, index=index)
-            ids = [*ids[: max(0, limit - len(self._after))], *self._after][:limit]
+            ids = self._shortened(ids, limit)
         array = np.asarray(ids, dtype=np.int64)
         self.check_known(array, index)
         return Tokens(array, min(skip, len(ids)))
+
+    def _shortened(self, ids: list[int], limit: int) -> list[int]:
+        before, after = self._before, self._after
+        if not self.cuts_left:
+            return [*ids[: max(0, limit - len(after))], *after][:limit]
+        kept = max(0, limit - len(before) - len(after))
+        end = len(ids) - len(after)
+        return [*before, *ids[end - kept : end], *after][:limit]
 
     def check_known(self, ids: NDArray[np.int64], index: int) -> None:
         """Raises InvalidInput with ``index`` for an id that the model has no row for."""
@@ -240,6 +252,16 @@ def _check_unicode(texts: Iterable[tuple[int, str]]) -> None:
             text.encode()
         except UnicodeError as error:
             raise InvalidInput(f"the text is not valid Unicode: {error}", index=index) from error
+
+
+def _lowercase_first(backend: Any, files: ModelFiles) -> None:
+    """As sentence-transformers does it for ``do_lower_case``. Raises ModelSourceInvalid."""
+    from tokenizers import normalizers
+
+    if isinstance(backend, PythonTokenizer):
+        raise ModelSourceInvalid(f"{files.folder}: do_lower_case is true, which needs a fast tokenizer")
+    own = backend.normalizer
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own is not None else [])])
 
 
 def _special_ids(backend: Any) -> tuple[list[int], list[int]]:

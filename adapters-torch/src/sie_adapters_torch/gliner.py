@@ -20,8 +20,8 @@ from sie_core import (
 
 from sie_adapters_torch._adapter import TorchAdapter
 from sie_adapters_torch._checkpoint import DTYPE_BYTES
-from sie_adapters_torch._files import read_object
 from sie_adapters_torch._gliner_files import GlinerFiles, check_code, encoder_of, read_gliner
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import GlinerOptions, options_of
 from sie_adapters_torch._reserve import Size, relative_bytes
 from sie_adapters_torch._source import Want, find_folder
