@@ -90,6 +90,28 @@ def test_copies_go_when_available_memory_falls_under_the_floor(tmp_path: Path) -
     play(scene)
 
 
+@pytest.mark.parametrize("parks", [2, 3])
+def test_copies_that_were_kept_through_wakes_go_as_any_other(tmp_path: Path, parks: int) -> None:
+    """A1: after its second park a kept copy was never given up, however short the host was."""
+
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        registry = await parked(machine, backup=True)
+        for name in "abc" * (parks - 1):
+            await registry.wake(name)
+            await registry.park(name)
+        machine.others = 3 * GIB - 60 * MIB  # leaves the floor, and 60 MiB for copies of 120
+        await asyncio.sleep(6.0)
+        assert states(registry) == "unloaded unloaded parked"
+        machine.others = 4 * GIB
+        await asyncio.sleep(6.0)
+        assert states(registry) == "unloaded unloaded unloaded"
+        assert registry.host_tier().used == 0
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
 def test_a_copy_that_will_not_go_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     async def scene() -> None:
         machine = Machine(tmp_path)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sie_core import ModelLoadFailed, ModelSpec, Residency, ResourceExhausted
+from sie_core.memory.emulated import EmulatedDevice
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
 from sie_testing.house import MIB, House, close, fake, house, play
@@ -180,6 +181,67 @@ def test_what_a_model_came_to_need_is_in_the_book_after_every_wake_and_gone_afte
             await built.registry.unload(name)
         device = built.registry.accounts()[1]
         assert (device.charged, device.promised, device.realised, device.available) == (0, 0, 0, 128 * MIB)
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_newcomers_take_the_place_of_copies_that_were_kept_through_wakes(seed: int) -> None:
+    """A1: two models that took turns and fell silent kept a full tier for ever; newcomers loaded cold each time."""
+
+    async def scene() -> None:
+        models = [fake(name, 40 * MIB, backup=True) for name in ("m0", "m1", "m2", "m3")]
+        built = tier(*models, budget=80 * MIB, devices={"emulated:0": 60 * MIB})
+        await use(built, *["m0", "m1"] * 3)
+        await use(built, *["m2", "m3"] * 5)
+        assert built.states() == {"m0": "unloaded", "m1": "unloaded", "m2": "parked", "m3": "resident"}
+        assert loads(built) == {"m0": 1, "m1": 1, "m2": 1, "m3": 1}
+        await built.registry.park("m3")
+        assert built.state("m3") is PARKED
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_of_kept_copies_the_one_that_was_parked_longest_ago_goes(seed: int) -> None:
+    """A1: a later park counts, not the wake before it."""
+
+    async def scene() -> None:
+        models = [fake(name, 40 * MIB, backup=True) for name in "abc"]
+        built = tier(*models, budget=80 * MIB, devices={"emulated:0": 500 * MIB})
+        for name in "ab":
+            await use(built, name)
+            await built.registry.park(name)
+        await use(built, "a", "b")
+        for name in "ba":
+            await built.registry.park(name)
+        await use(built, "c")
+        await built.registry.park("c")
+        assert built.states() == {"a": "parked", "b": "unloaded", "c": "parked"}
+        await close(built)
+
+    play(scene, seed=seed)
+
+
+@seeds
+def test_a_park_waits_until_its_own_backup_has_been_dropped(seed: int) -> None:
+    """A1: a model whose backup was just being given up was parked into it, failed, and was unloaded."""
+
+    async def scene() -> None:
+        models = [fake(name, 40 * MIB, backup=True, allocate=True) for name in "ab"]
+        built = tier(*models, budget=80 * MIB, devices={"emulated:0": 500 * MIB})
+        built.registry._roster.devices["emulated:0"] = EmulatedDevice("emulated:0", 500 * MIB)
+        await use(built, "a")
+        await built.registry.park("a")
+        await use(built, "a")
+        FaultPoints.of("a").delay("drop", 0.5, times=1)
+        built.registry._lifecycle.parking.relieve_host(1)
+        await built.registry.park("a")
+        assert built.state("a") is PARKED
+        await use(built, "a")
+        assert loads(built)["a"] == 1
         await close(built)
 
     play(scene, seed=seed)

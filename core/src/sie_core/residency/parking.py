@@ -107,6 +107,7 @@ class Parking:
             self._observe_park(record, started, type(error).__name__)
             life.unload(record, f"{reason}; could not be parked")
             return
+        self.tier.keep_parked(record.name)
         self._credit(record, offload, came_free, report, reason)
         record.park_s = roster.now() - started
         self._observe_park(record, started, "ok")
@@ -128,6 +129,9 @@ class Parking:
     async def _make_room(self, record: Record, seat: Seat) -> None:
         """See to it that the host bytes are booked. Raises ResourceExhausted: then the model unloads."""
         tier = self.tier
+        own = tier.going.get(record.name)
+        if own is not None:
+            await asyncio.wait({own})  # its backup is being dropped: it must not be parked into that
         if record.name in tier.copies:
             return  # the backup that survived the last wake
         announced = await self.announced(record, seat)
@@ -241,7 +245,7 @@ class Parking:
             self._life.unload(record, reason)
             if record.task is not None:
                 await asyncio.wait({record.task})
-        elif copy.droppable:
+        elif copy.droppable and record.state in (_R.RESIDENT, _R.DRAINING):
             await self._drop_backup(record, seat, copy, reason)
 
     async def _drop_backup(self, record: Record, seat: Seat, copy: HostCopy, reason: str) -> None:

@@ -44,7 +44,7 @@ class HostCopy:
     block: ArenaBlock | None = None
     taken: int = 0
     droppable: bool = False
-    """A backup of a resident engine that may go at no cost; a parked engine's copy is never droppable."""
+    """Its engine can do without it while it is resident; says nothing of the time in which the engine is parked."""
 
     def buffer(self, nbytes: int) -> memoryview:
         """The next ``nbytes`` of it, aligned to 64 bytes. Called on the engine's thread: fresh memory is touched here.
@@ -148,13 +148,14 @@ class HostTier:
         Last those whose engines would give device memory back beside a launch: only a host that runs short takes them.
         """
         able = [name for name in self.copies if self._may_go(name)]
-        return sorted(able, key=lambda name: (self._beside_a_launch(name), not self.copies[name].droppable))
+        return sorted(able, key=lambda name: (self._beside_a_launch(name), self._is_parked(name)))
 
     def _beside_a_launch(self, name: str) -> bool:
+        return self._is_parked(name) and launch_beside(self.roster, self.roster.records[name]) is not None
+
+    def _is_parked(self, name: str) -> bool:
         record = self.roster.records.get(name)
-        if record is None or record.state is not Residency.PARKED:
-            return False
-        return launch_beside(self.roster, record) is not None
+        return record is not None and record.state is Residency.PARKED
 
     def give_back_idle(self, nbytes: int) -> int:
         """Give idle arena memory back to the system. Returns how much."""
@@ -173,8 +174,9 @@ class HostTier:
         copy = self.copies[name]
         if record is None or name in self.going:
             return False
-        if copy.droppable:
-            return record.state in (Residency.RESIDENT, Residency.DRAINING)
+        # The state decides, not the copy: one that is kept through wakes is a backup and all there is by turns.
+        if record.state in (Residency.RESIDENT, Residency.DRAINING):
+            return copy.droppable
         if record.state is not Residency.PARKED or record.spec.pinned:
             return False
         return not record.tickets and record.task is None and record.drain is None
@@ -212,6 +214,12 @@ class HostTier:
         self.roster.ledger.realise(model, HOST, copy.nbytes, purpose=_COPY)
         self._book_arena()  # its block may have come from there
         return True
+
+    def keep_parked(self, model: str) -> None:
+        """The model is parked: of all copies, its own is the last to go."""
+        copy = self.copies.pop(model, None)
+        if copy is not None:
+            self.copies[model] = copy
 
     def keep_backup(self, model: str, *, droppable: bool) -> None:
         """The model is awake and keeps its copy."""
