@@ -113,6 +113,17 @@ class SieError(Exception):
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     details: str = ""
+    _public: str = ""
+
+    def guarded(self, public: str) -> Self:
+        """The error with the message that those may read who don't run the server."""
+        self._public = public
+        return self
+
+    @property
+    def public(self) -> str:
+        """The message without what speaks of the inside of the server, such as its paths."""
+        return self._public or self.message
 
     def explained(self, details: str) -> Self:
         """The error with its ``details``."""
@@ -331,46 +342,61 @@ class DeadlineExceeded(SieError):
 
 
 class LoadError(SieError):
-    """An adapter could not make an engine. ``permanent`` errors are not tried again until the configuration changes."""
+    """An adapter could not make an engine. ``permanent`` errors are not tried again until the configuration changes.
+
+    ``summary`` is what clients read that don't run the server; empty where the message is the core's own and may be
+    read by all.
+    """
 
     code = "LOAD_ERROR"
     permanent: ClassVar[bool] = False
+    summary: ClassVar[str] = "loading it failed"
+
+    @property
+    def public(self) -> str:
+        return self._public or self.summary or self.message
 
 
 class ModelSourceNotFound(LoadError):
     """The model's files are not where the source says."""
 
     permanent = True
+    summary = "its files are not where the configuration says"
 
 
 class ModelSourceInvalid(LoadError):
     """The model's files are there, and can't be used: truncated, unreadable, of another architecture."""
 
     permanent = True
+    summary = "its files can't be used"
 
 
 class GatedModel(LoadError):
     """The hub wants credentials for this model."""
 
     permanent = True
+    summary = "the hub requires credentials for it"
 
 
 class UnsafeSource(LoadError):
     """The source would run code (pickle weights, remote code) and the configuration does not allow it."""
 
     permanent = True
+    summary = "its files would run code, which the configuration does not allow"
 
 
 class MissingDependency(LoadError):
     """The adapter needs a package that is not installed."""
 
     permanent = True
+    summary = "a package that it needs is not installed"
 
 
 class MissingAdapter(LoadError):
     """No plugin offers the adapter; ``found`` lists those that are there."""
 
     permanent = True
+    summary = ""
 
     def __init__(self, adapter: str, *, found: Sequence[str] = ()) -> None:
         self.adapter = adapter
@@ -389,6 +415,7 @@ class NeverFits(LoadError):
     """The model is larger than an empty device. Sizes in bytes."""
 
     permanent = True
+    summary = ""
 
     def __init__(self, message: str, *, account: str, needed: int, capacity: int) -> None:
         self.account = account
@@ -401,10 +428,13 @@ class DeviceNotFound(LoadError):
     """The model names a device, or wants more devices, than the machine has."""
 
     permanent = True
+    summary = ""
 
 
 class EngineStartError(LoadError):
     """The engine did not start; a later try may succeed."""
+
+    summary = "its engine did not start"
 
 
 class OutOfMemory(SieError):
@@ -497,6 +527,8 @@ class HookFailed(TransitionError):
         self.problem = problem
         self.raised = raised
         super().__init__(f"{hook} of plugin {plugin!r} {problem}")
+        if raised:
+            self.guarded(f"{hook} of plugin {plugin!r} raised {raised}")
 
     @classmethod
     def by(cls, error: BaseException, hook: str, plugin: str) -> Self:

@@ -260,7 +260,8 @@ async def test_the_details_of_a_load_failure_are_for_those_who_run_the_server(
         for key in ("in-key", "root-key"):
             s.http.headers["authorization"] = f"Bearer {key}"
             failed = await s.embed()
-            assert "no engine came" in failed.json()["error"]["message"]
+            assert ("no engine came" in failed.text) is (key == "root-key")
+            assert "EngineStartError" in failed.json()["error"]["message"]
             card = (await s.http.get("/v1/models/mini")).json()
             status = (await s.http.get("/v1/status")).json()
             row = next(row for row in status["models"] if row["name"] == "mini")
@@ -286,7 +287,8 @@ async def test_so_are_the_details_of_an_engines_death(
         broken = await asking
         whole = broken.text
     assert (broken.status_code, "[DONE]" in whole) == (200, False)
-    assert "it fell over" in whole
+    assert "the engine of model 'slow' died" in whole
+    assert ("it fell over" in whole) is (key == "root-key")
     assert ("loader.py" in whole) is (key == "root-key")
     assert _LOG in caplog.text
 

@@ -212,7 +212,7 @@ class Application:
         headers = dict(scope["headers"])
         try:
             self._browsers.check(headers)
-            self._keys.check(scope["path"], headers)
+            scope["sie.operator"] = self._keys.check(scope["path"], headers)
         except Exception as error:
             await _refuse(error, scope, receive, send)
             return

@@ -174,7 +174,7 @@ def render(error: BaseException, dialect: Dialect, *, operator: bool = False) ->
 
     Unknown exceptions are logged, and become a 500 that says nothing of the inside.
 
-    ``operator``: whether who asks may see the error's ``details``.
+    ``operator``: whether who asks may see the error's whole message and its ``details``.
     """
     error = _translate(error)
     headers: list[tuple[bytes, bytes]] = []
@@ -183,9 +183,11 @@ def render(error: BaseException, dialect: Dialect, *, operator: bool = False) ->
         headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
     else:
         rule = rule_for(type(error)) or _INTERNAL
-    message = _opaque(error) if rule.opaque else _message(error)
+    message = _opaque(error) if rule.opaque else _message(error, operator=operator)
     if isinstance(error, e.InferenceError) and error.__cause__ is not None:
-        _log.error("%s", message, exc_info=error.__cause__)  # What an engine raised would be seen by its client only.
+        _log.error(
+            "%s", error.message, exc_info=error.__cause__
+        )  # What an engine raised would be seen by its client only.
     detail = {"code": rule.code or getattr(error, "code", "INTERNAL_ERROR"), "message": message, **_details(error)}
     if operator and isinstance(error, e.SieError) and error.details and not rule.opaque:
         detail["details"] = error.details
@@ -212,9 +214,11 @@ def _translate(error: BaseException) -> BaseException:
     return HttpError(status, code, message, headers=error.headers)
 
 
-def _message(error: BaseException) -> str:
+def _message(error: BaseException, *, operator: bool) -> str:
     index = getattr(error, "index", None)
-    text = error.message if isinstance(error, e.SieError) else str(error)
+    text = str(error)
+    if isinstance(error, e.SieError):
+        text = error.message if operator else error.public
     return text if index is None or text.startswith("item ") else f"item {index}: {text}"
 
 

@@ -40,7 +40,7 @@ def openai_card(status: ModelStatus, site: Site) -> dict[str, Any]:
 def model_card(status: ModelStatus, *, operator: bool) -> dict[str, Any]:
     """What the model can do and how it is, as the native clients list it. Sizes in bytes.
 
-    ``operator``, here and below: whether who asks may see the details of errors.
+    ``operator``, here and below: whether who asks may see the details of errors, and where files are.
     """
     known = status.capabilities
     state = STATES[status.residency]
@@ -89,7 +89,7 @@ def model_status(status: ModelStatus, *, operator: bool = True) -> dict[str, Any
 def _lora(lora: LoraStatus, operator: bool) -> dict[str, Any]:
     return {
         "name": lora.name,
-        "source": lora.source,
+        "source": lora.source if operator else None,
         "loaded": lora.loaded,
         "device_bytes": lora.device_bytes if lora.loaded else 0,
         "in_use": lora.in_use,
@@ -157,7 +157,7 @@ def _failure(failure: LoadFailure | None, operator: bool) -> dict[str, Any] | No
     return {
         "code": failure.code,
         "error_class": failure.error_class,
-        "message": failure.message,
+        "message": failure.message if operator else failure.public,
         "attempts": failure.attempts,
         "permanent": failure.permanent,
         **shown,

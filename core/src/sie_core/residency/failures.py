@@ -38,6 +38,8 @@ class LoadFailure:
     retry_at: float | None
     details: str = ""
     """For those who run the server."""
+    public: str = ""
+    """The message for those who don't."""
 
     @property
     def whole(self) -> str:
@@ -54,13 +56,15 @@ class LoadFailure:
 
     def as_error(self, model: str) -> SieError:
         """What the requests see that waited for this load."""
-        return ModelLoadFailed(
+        error = ModelLoadFailed(
             model,
             error_class=self.error_class,
             reason=self.message,
             permanent=self.permanent,
             attempts=self.attempts,
-        ).explained(self.details)
+        )
+        public = f"model {model!r} could not be loaded ({self.error_class}): {self.public}; its operator can see why"
+        return error.explained(self.details).guarded(public)
 
     def refusal(self, model: str, now: float) -> SieError | None:
         """What a later request sees: 502 for good, 503 while the cool-down runs, ``None`` once it is over."""
@@ -74,10 +78,9 @@ class LoadFailure:
         what = f"loading model {model!r} failed{often} with {self.error_class}"
         if self.error_class == EngineDied.__name__:
             what = f"the engine of model {model!r} died {self.attempts} times in a row"
-        return kind(
-            f"{what}: {self.message}; the next attempt is allowed in {wait:.0f} s",
-            retry_after_s=wait,
-        ).explained(self.details)
+        error = kind(f"{what}: {self.message}; the next attempt is allowed in {wait:.0f} s", retry_after_s=wait)
+        public = f"{what}: {self.public}; the next attempt is allowed in {wait:.0f} s"
+        return error.explained(self.details).guarded(public)
 
 
 def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
@@ -97,6 +100,7 @@ def classify(error: BaseException, *, attempts: int, now: float) -> LoadFailure:
         attempts=attempts,
         retry_at=None if permanent else now + _cooldown(attempts),
         details=error.details if isinstance(error, SieError) else "",
+        public=error.public if isinstance(error, SieError) else f"its plugin raised {name}",
     )
 
 
@@ -108,7 +112,7 @@ def unexpected(error: BaseException) -> BaseException | None:
 def crashed(reason: str, details: str, *, deaths: int, now: float) -> LoadFailure:
     """How an engine died: after the first of ``deaths`` in a row the model may load at once."""
     wait = _cooldown(deaths - 1) if deaths > 1 else 0.0
-    return LoadFailure(EngineDied.code, EngineDied.__name__, reason, deaths, now + wait, details)
+    return LoadFailure(EngineDied.code, EngineDied.__name__, reason, deaths, now + wait, details, "its engine died")
 
 
 def _cooldown(attempts: int) -> float:

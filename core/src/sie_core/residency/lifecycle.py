@@ -375,7 +375,8 @@ class Lifecycle:
             in_a_row = record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
             record.crash = reason, details
         record.last_crash = crashed(reason, details, deaths=in_a_row, now=now)
-        seat.lose(EngineDied(f"the engine of model {record.name!r} died: {reason}").explained(details))
+        died = f"the engine of model {record.name!r} died"
+        seat.lose(EngineDied(f"{died}: {reason}").explained(details).guarded(died))
         if record.state not in (_R.RESIDENT, _R.DRAINING, _R.PARKED):
             return
         plan = record.drain.plan if record.drain is not None else None

@@ -27,7 +27,8 @@ def translate(error: BaseException, what: str) -> SieError:
         return error
     if isinstance(error, MemoryError):
         return HostOutOfMemory(f"{what} ran out of memory: {error}")
-    wrapped = InferenceError(f"{what} failed: {type(error).__name__}: {error}")
+    failed = f"{what} failed: {type(error).__name__}"
+    wrapped = InferenceError(f"{failed}: {error}").guarded(failed)
     wrapped.__cause__ = error
     return wrapped
 

@@ -44,7 +44,7 @@ class StatusFeed:
         self._site = site
         self._watchers = 0
         self._state: dict[str, Any] = {}
-        self._text = ""
+        self._texts: dict[bool, str] = {}
         self._version = 0
         self._changed = asyncio.Condition()
         self._stirred = asyncio.Event()
@@ -54,8 +54,12 @@ class StatusFeed:
         if (await receive())["type"] != "websocket.connect":
             return
         await send({"type": "websocket.accept"})
+        operator: bool = scope.get("sie.operator", False)
         self._arrive()
-        tasks = {asyncio.ensure_future(self._until_gone(receive)), asyncio.ensure_future(self._send_versions(send))}
+        tasks = {
+            asyncio.ensure_future(self._until_gone(receive)),
+            asyncio.ensure_future(self._send_versions(send, operator)),
+        }
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -80,13 +84,13 @@ class StatusFeed:
         while (await receive())["type"] != "websocket.disconnect":
             pass  # Watchers have nothing to say; what they send is dropped.
 
-    async def _send_versions(self, send: Send) -> None:
+    async def _send_versions(self, send: Send, operator: bool) -> None:
         seen = 0
         while True:
             async with self._changed:
                 while self._version == seen:
                     await self._changed.wait()
-                seen, text = self._version, self._text
+                seen, text = self._version, self._texts[operator]
             await send({"type": "websocket.send", "text": text})
             await asyncio.sleep(MIN_GAP_S)
 
@@ -111,8 +115,8 @@ class StatusFeed:
 
     def _look(self) -> None:
         status = self._site.service.status()
-        state = server_status(status, operator=False)  # one version for all who watch
+        state = server_status(status, operator=True)
         if state != self._state:
             self._state = state
             self._version += 1
-            self._text = orjson.dumps(_stamped(status, operator=False)).decode()
+            self._texts = {role: orjson.dumps(_stamped(status, operator=role)).decode() for role in (True, False)}
