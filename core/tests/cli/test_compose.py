@@ -113,6 +113,13 @@ async def test_parking_without_an_accelerator_is_said_to_win_nothing(log: Any) -
     assert "wins nothing" in said(log)[-1]
 
 
+async def test_the_wait_for_a_load_reaches_the_registry(tmp_path: Path) -> None:
+    """A6: also where the caller's readiness time-out bounds it."""
+    for environ, seconds in (({}, 30.0), ({"SIE_MODEL_READY_TIMEOUT_S": "10"}, 5.0)):
+        config = load_config(None, flags={"memory.emulate_device": "64MiB"}, environ=environ)
+        assert compose(config, Plugins.load()).registry._roster.settings.load_wait_s == seconds
+
+
 async def test_the_wait_for_a_wake_reaches_the_registry(tmp_path: Path) -> None:
     for environ, seconds in (
         ({}, 15.0),

@@ -307,6 +307,13 @@ def test_a_wake_is_waited_for_half_of_the_callers_time_out_at_most(ready: str, e
     assert load_config(environ={"SIE_MODEL_READY_TIMEOUT_S": ready}).requests.wake_limit_s == expected
 
 
+@pytest.mark.usefixtures("write")
+@pytest.mark.parametrize(("ready", "expected"), [("", 30.0), ("20", 10.0), ("90", 30.0)])
+def test_a_load_is_waited_for_half_of_the_callers_time_out_at_most(ready: str, expected: float) -> None:
+    """A6: it was not bounded by it at all."""
+    assert load_config(environ={"SIE_MODEL_READY_TIMEOUT_S": ready}).requests.load_limit_s == expected
+
+
 def test_a_complaint_about_a_model_finds_its_place(write: Write) -> None:
     config = load_config(write("models:\n- name: a\n  adapter: x\n- name: b\n  adapter: y\n"), environ={})
     assert str(config.problem("b", "adapter", "no such adapter")) == "sie.yaml:5:3: models[1].adapter: no such adapter"

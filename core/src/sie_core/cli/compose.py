@@ -74,7 +74,7 @@ def compose(config: Config, plugins: Plugins) -> Parts:
 
 def _settings(config: Config, host_cache_bytes: int) -> RegistrySettings:
     return RegistrySettings(
-        load_wait_s=config.requests.load_wait_s,
+        load_wait_s=config.requests.load_limit_s,
         load_timeout_s=config.requests.load_timeout_s,
         wake_wait_s=config.requests.wake_limit_s,
         run_permits=config.memory.run_permits,

@@ -162,7 +162,8 @@ class RequestsConfig:
     )
     model_ready_timeout_s: float | None = option(
         None,
-        help="Readiness time-out (s) of a caller that shares this worker; a wake is waited for half of it at most.",
+        help="Readiness time-out (s) of a caller that shares this worker; no request waits for a load or a wake longer "
+        "than half of it.",
         check=above(0, " s"),
     )
     deadline_s: float = option(
@@ -172,9 +173,16 @@ class RequestsConfig:
     @property
     def wake_limit_s(self) -> float:
         """Seconds that a request really waits for a wake: ``wake_wait_s`` or half of the caller's time-out."""
-        if self.model_ready_timeout_s is None:
-            return self.wake_wait_s
-        return min(self.wake_wait_s, self.model_ready_timeout_s / 2)
+        return self._within_readiness(self.wake_wait_s)
+
+    @property
+    def load_limit_s(self) -> float:
+        """Seconds that a request really waits for a load: ``load_wait_s`` or half of the caller's time-out."""
+        return self._within_readiness(self.load_wait_s)
+
+    def _within_readiness(self, seconds: float) -> float:
+        ready = self.model_ready_timeout_s
+        return seconds if ready is None else min(seconds, ready / 2)
 
 
 @frozen

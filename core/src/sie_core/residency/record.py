@@ -118,12 +118,16 @@ class ModelStatus:
 class Ticket:
     """A waiting request. ``future`` ends with a lease, or with the error that the request is to see."""
 
-    __slots__ = ("at", "deadline", "future", "serves")
+    __slots__ = ("asked_s", "at", "deadline", "future", "serves", "timer")
 
-    def __init__(self, future: asyncio.Future[Any], *, at: float, deadline: float, serves: bool) -> None:
+    def __init__(self, future: asyncio.Future[Any], *, at: float, asked_s: float, serves: bool) -> None:
         self.future = future
         self.at = at
-        self.deadline = deadline
+        self.asked_s = asked_s
+        """How long it would wait at most."""
+        self.deadline = at + asked_s
+        """When it is told to come back, as things stand: a wake that comes to nothing leaves it the time of a load."""
+        self.timer: asyncio.TimerHandle | None = None
         self.serves = serves
         """False: somebody who only wants the model resident (``load``), and needs no lease."""
 

@@ -42,7 +42,6 @@ __all__ = ["Registry"]
 _R = Residency
 _FOREVER = float("inf")
 _UNDER_WAY = frozenset({_R.QUEUED, _R.LOADING, _R.WAKING})
-_WILL_WAKE = frozenset({_R.PARKING, _R.PARKED, _R.WAKING})
 
 
 class Registry:
@@ -87,11 +86,7 @@ class Registry:
         lease = self.try_acquire(name)
         if lease is not None:
             return lease
-        settings = self._roster.settings
-        record = self._find(name)
-        wakes = record.state in (_R.PARKING, _R.PARKED, _R.WAKING)
-        limit = settings.wake_wait_s if wakes else settings.load_wait_s
-        got = await self._wait(record, limit if wait_s is None else min(limit, wait_s), serves=True)
+        got = await self._wait(self._find(name), _FOREVER if wait_s is None else wait_s, serves=True)
         assert isinstance(got, Lease)
         return got
 
@@ -108,10 +103,9 @@ class Registry:
     async def _wait(self, record: Record, wait_s: float, *, serves: bool) -> Lease | None:
         self._refuse(record)
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        ticket = Ticket(loop.create_future(), at=now, deadline=now + wait_s, serves=serves)
+        ticket = Ticket(loop.create_future(), at=loop.time(), asked_s=wait_s, serves=serves)
         record.tickets[ticket] = None
-        timer = loop.call_later(wait_s, self._expire, record, ticket) if wait_s != float("inf") else None
+        self._set_timer(record, ticket)
         self._lifecycle.want(record)
         try:
             lease: Lease | None = await ticket.future
@@ -121,10 +115,32 @@ class Registry:
                 future.result().release()  # the lease came in the same turn in which the request was cancelled
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            if ticket.timer is not None:
+                ticket.timer.cancel()
             self._leave(record, ticket)
         return lease
+
+    def _set_timer(self, record: Record, ticket: Ticket) -> None:
+        ticket.deadline = self._deadline(record, ticket)
+        if ticket.deadline != _FOREVER:
+            ticket.timer = asyncio.get_running_loop().call_at(ticket.deadline, self._expire, record, ticket)
+
+    def _deadline(self, record: Record, ticket: Ticket) -> float:
+        """The ticket waits no longer than what its model does now may take."""
+        limit = _FOREVER
+        if ticket.serves:
+            settings = self._roster.settings
+            limit = settings.wake_wait_s if self._will_wake(record) else settings.load_wait_s
+        return ticket.at + min(ticket.asked_s, limit)
+
+    def _will_wake(self, record: Record) -> bool:
+        """Whether a wake is what brings the model to who waits for it, as far as can be told."""
+        drain = record.drain
+        if record.retire is not None or record.removed:
+            return False
+        if record.state is _R.DRAINING and drain is not None:
+            return (drain.park or drain.plan is not None) and self._lifecycle.parking.why_not(record) is None
+        return record.state in (_R.PARKING, _R.PARKED, _R.WAKING)
 
     def _refuse(self, record: Record) -> None:
         if self._roster.closing:
@@ -137,7 +153,11 @@ class Registry:
             self._roster.set(record, _R.UNLOADED, "the cool-down is over")
 
     def _expire(self, record: Record, ticket: Ticket) -> None:
-        ticket.fail(self._not_yet(record))
+        """The time is up, unless the model that was to wake has to be loaded after all."""
+        if self._deadline(record, ticket) > ticket.deadline:
+            self._set_timer(record, ticket)
+        else:
+            ticket.fail(self._not_yet(record))
 
     def _not_yet(self, record: Record) -> SieError:
         retry = self._retry_after(record)
@@ -154,7 +174,7 @@ class Registry:
         too early waits for the rest; the model waits for those who come late.
         """
         spent = self._roster.now() - record.started_at if record.state in _UNDER_WAY else 0.0
-        usual = record.wake_s if record.state in _WILL_WAKE else record.load_s
+        usual = record.wake_s if self._will_wake(record) else record.load_s
         left = min(spent, self._roster.settings.load_wait_s) if usual is None else usual - spent
         return max(1.0, float(math.floor(left)))
 

@@ -61,22 +61,14 @@ class Actors:
 
     async def request(self) -> None:
         """Waits for a lease, within its time; runs a few batches; goes."""
-        world, order, loop = self._world, self._order, self._world.loop
+        world, order = self._world, self._order
         if self._plot.long and order.random() < 0.15:
             await long_request(world, order, self.name())
             return
         if self._plot.slow and order.random() < 0.4:
             await client(world, self.name())
             return
-        wait_s = order.choice([None, 0.0, 0.2, 5.0, 30.0])
-        began, settings = loop.time(), world.settings.registry
-        try:
-            lease = await world.registry.acquire(self.name(), wait_s=wait_s)
-        finally:
-            limit = max(settings.load_wait_s, settings.wake_wait_s)
-            waited = loop.time() - began
-            if waited > (limit if wait_s is None else min(wait_s, limit)) + _LATE_S:
-                world.problems.append(f"a request that would wait {wait_s} s was answered after {waited:.3f} s")
+        lease = await self._acquire(self.name(), order.choice([None, 0.0, 0.2, 5.0, 30.0]))
         with lease:
             world.counts["leases"] += 1
             if self._order.random() < 0.3:
@@ -87,6 +79,17 @@ class Actors:
                     world.counts["lost"] += 1
                     return
                 await self._batch(lease)
+
+    async def _acquire(self, name: str, wait_s: float | None) -> Lease:
+        waits = self._world.waits
+        one, error = waits.begin(name, wait_s), None
+        try:
+            return await self._world.registry.acquire(name, wait_s=wait_s)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            waits.end(one, error)
 
     async def _with_lora(self, lease: Lease) -> None:
         """A request that names an adapter: the engine has it as long as the request uses it."""

@@ -18,6 +18,7 @@ from sie_core.residency import Registry, RegistrySettings
 from sie_testing._sim_guests import Expected
 from sie_testing._sim_launches import launch_disturbed
 from sie_testing._sim_pins import Pinned
+from sie_testing._sim_waits import Waits
 from sie_testing.fake import FakeLifecycle
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import VirtualClockLoop, VirtualWorker
@@ -176,6 +177,7 @@ class World:
     """Told of every await of a transition, with the future that it waits for."""
     pinned: Pinned = field(init=False)
     expected: Expected = field(init=False)
+    waits: Waits = field(init=False)
     _handler: _Errors = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -193,7 +195,7 @@ class World:
             make_worker=VirtualWorker,
             host_available=self.host_available if settings.watch_host else None,
         )
-        self.pinned, self.expected = Pinned(self), Expected(self)
+        self.pinned, self.expected, self.waits = Pinned(self), Expected(self), Waits(self)
         self.registry.subscribe(self._changed)
         self._handler = _Errors(self.problems)
         log = logging.getLogger("sie.residency")
@@ -243,6 +245,7 @@ class World:
         self.counts[f"{event.before}->{event.after}"] += 1
         self.pinned.heard(event)
         self.expected.heard(event)
+        self.waits.heard(event)
         self.problems.extend(filter(None, [launch_disturbed(self, event)]))
         self.trace.append(f"{self.loop.time():9.3f} {event.model}: {event.before} -> {event.after} ({event.reason})")
 
