@@ -14,7 +14,7 @@ help: ## Show this help
 	@echo "  More: $(NOX) -l lists every session; CONTRIBUTING.md explains them."
 
 serve: $(NOX) ## Install SIE and serve MiniLM (PORT=9000, CONFIG=sie.yaml, EMULATE=256MiB, ARGS=...)
-	@$(NOX) --session serve --install-only
+	@$(NOX) --session serve -- install
 	@ln -sfn .nox/serve .venv
 	@exec .venv/bin/sie serve $(if $(PORT),--port $(PORT)) $(if $(CONFIG),--config $(CONFIG)) \
 		$(if $(EMULATE),--emulate-device $(EMULATE)) $(ARGS)

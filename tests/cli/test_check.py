@@ -83,12 +83,10 @@ def test_a_missing_adapter_is_exit_1_with_those_that_are_there(sie: Sie, tmp_pat
     (tmp_path / "sie.yaml").write_text("models:\n  - {name: a, adapter: toch-dense}\n", encoding="utf-8")
     done = sie("check", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout.startswith(
-        "sie.yaml:2:5: models[0]: model 'a': no installed plugin offers the adapter 'toch-dense'"
-    )
+    assert done.stdout.startswith("sie.yaml:2:5: models[0]: model 'a': unknown adapter 'toch-dense'")
     assert "fake, fake-stream" in done.stdout
     (tmp_path / "sie.yaml").write_text("models:\n  - {name: a, adapter: fake-steam}\n", encoding="utf-8")
-    assert "'fake-steam', did you mean fake-stream? (found: " in sie("check", cwd=tmp_path).stdout
+    assert "'fake-steam': did you mean fake-stream? (installed: " in sie("check", cwd=tmp_path).stdout
     assert json.loads(sie("check", "--json", cwd=tmp_path).stdout)["ok"] is False
 
 

@@ -107,7 +107,7 @@ def test_a_plugin_brings_models_of_its_own(sie: Sie, own: Callable[..., Any], tm
 def test_an_adapter_that_is_not_installed_is_told(sie: Sie, own: Callable[..., Any]) -> None:
     shown = sie("models", "--available", "mine", env=own(MODEL.replace("adapter: fake", "adapter: nobody-has-it")))
     assert shown.returncode == 0
-    assert "no installed plugin offers the adapter 'nobody-has-it'" in shown.stdout
+    assert "unknown adapter 'nobody-has-it'" in shown.stdout
 
 
 def test_a_faulty_file_is_named_and_the_others_are_listed(sie: Sie, own: Callable[..., Any]) -> None:

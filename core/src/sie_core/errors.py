@@ -392,6 +392,10 @@ class MissingDependency(LoadError):
     summary = "a package that it needs is not installed"
 
 
+_ADAPTER_PACKAGES = {"sglang": "sie-adapters-sglang", "torch": "sie-adapters-torch"}
+"""By how the names of their adapters begin."""
+
+
 class MissingAdapter(LoadError):
     """No plugin offers the adapter; ``found`` lists those that are there."""
 
@@ -403,12 +407,13 @@ class MissingAdapter(LoadError):
         self.found = tuple(found)
         from difflib import get_close_matches
 
-        there = ", ".join(found) if found else "none"
         close = get_close_matches(adapter, found, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
-        super().__init__(
-            f"no installed plugin offers the adapter {adapter!r}{hint} (found: {there}); see `sie plugins`"
-        )
+        hint = f": did you mean {close[0]}?" if close else ""
+        there = f"installed: {', '.join(found)}" if found else "no adapter is installed"
+        kind = adapter.partition("-")[0]
+        package = None if any(name.startswith(f"{kind}-") for name in found) else _ADAPTER_PACKAGES.get(kind)
+        todo = f"pip install {package}" if package else "`sie plugins` lists what is installed"
+        super().__init__(f"unknown adapter {adapter!r}{hint} ({there}); {todo}")
 
 
 class NeverFits(LoadError):

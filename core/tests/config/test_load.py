@@ -212,7 +212,7 @@ def test_variables(variable: str, text: str, section: str, field: str, expected:
         ("SIE_DRAIN_S", "-1", "must be from 0 to 86400, and is -1"),
         ("SIE_HOST_CACHE_BYTES", "8 gigs", "'gigs' in '8 gigs' is not a unit of size"),
         ("SIE_HOST_CACHE_BYTES", " ", "the size is empty"),
-        ("SIE_EMULATE_DEVICE", "0", "must be at least 1 byte"),
+        ("SIE_EMULATE_DEVICE", "0", "must be at least 1MiB"),
         ("SIE_STRICT_PLUGINS", "perhaps", "expected true or false, found the text 'perhaps'"),
         ("SIE_LOG_LEVEL", "INFO", "did you mean info?"),
     ],

@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sie_core.cli.errors import CommandError, Exit
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 __all__ = ["call", "command"]
 
@@ -52,7 +56,13 @@ def call(name: str, summary: str, target: str, argv: Sequence[str], *, plugin: b
     )
     app.default(manner.parsed() if manner and manner.parsed else function)
     try:
-        result = app(list(argv), exit_on_error=False, print_error=False, verbose=False, result_action="return_value")
+        result = app(
+            _options_first(app, argv),
+            exit_on_error=False,
+            print_error=False,
+            verbose=False,
+            result_action="return_value",
+        )
     except CycloptsError as error:
         error.verbose = False
         message = str(error).strip()
@@ -66,6 +76,32 @@ def call(name: str, summary: str, target: str, argv: Sequence[str], *, plugin: b
             message, exit_code=Exit.USAGE, code="USAGE", hint=f"`sie {name} --help` shows how it goes"
         ) from error
     return result if isinstance(result, int) else Exit.OK
+
+
+def _options_first(app: App, argv: Sequence[str]) -> list[str]:
+    """The same command line with its options in front, so that they may stand anywhere: cyclopts ends a list at one.
+
+    A command line with an unknown option stays as it is: whether a value follows is not known.
+    """
+    if not any(token.startswith("-") for token in argv):
+        return list(argv)
+    takes = {
+        name: argument.token_count()[0] for argument in app.assemble_argument_collection() for name in argument.names
+    }
+    options: list[str] = []
+    others: list[str] = []
+    left = iter(argv)
+    for token in left:
+        if token == "--":
+            others += left
+        elif not token.startswith("-") or token == "-":
+            others.append(token)
+        else:
+            name, has_value, _ = token.partition("=")
+            if name not in takes:
+                return list(argv)
+            options += [token, *([] if has_value else islice(left, takes[name]))]
+    return [*options, "--", *others] if others else options
 
 
 def _examples(manner: _Manner | None) -> str | None:

@@ -85,15 +85,21 @@ def answer(client: Client, path: str, body: dict[str, Any], timeout_s: float) ->
 
 
 def _lines() -> Iterator[str]:
-    """The lines of stdin, without their ends and without the empty ones."""
+    """The lines of stdin without their ends. Raises CommandError at a blank one: left out, answers and lines differ."""
     sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
     try:
-        for line in sys.stdin:
-            text = line.rstrip("\r\n")
-            if text.strip():
-                yield text
+        for number, line in enumerate(sys.stdin, 1):
+            if not line.strip():
+                raise CommandError(
+                    f"line {number} of stdin is blank: a text must not be empty",
+                    exit_code=Exit.USAGE,
+                    code="INVALID_INPUT",
+                    hint="remove the blank lines first, for example with: grep '[^[:space:]]'",
+                    details={"line": number},
+                )
+            yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise CommandError("stdin is no UTF-8 text", exit_code=Exit.USAGE, code="INVALID_INPUT") from error
+        raise CommandError("stdin is not valid UTF-8", exit_code=Exit.USAGE, code="INVALID_INPUT") from error
 
 
 def each_answer(

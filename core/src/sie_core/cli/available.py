@@ -76,6 +76,7 @@ def _table(entries: Sequence[CatalogueEntry]) -> None:
         ),
         empty="No installed plugin has a catalogue of models.",
         right=("MAX LENGTH", "PARAMETERS"),
+        drops=("LICENCE", "FAMILY", "MAX LENGTH", "GIVES", "PARAMETERS", "DIMS"),
     )
     if entries:
         print("\n`sie models --available NAME` says more of one; --yaml prints what to put into sie.yaml.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
@@ -119,6 +120,7 @@ def _accounts(config: Config, plugins: Plugins, host: HostMemory, ledger: Ledger
     devices = plugins.probe_devices(emulate=memory.emulate_device)
     if not devices:
         raise CommandError("no device was found, not even a CPU", hint="`sie plugins --verbose` says what failed")
+    _check_device(config, [device.name for device in devices])
     for device in devices:
         reserve = memory.device_reserve
         if reserve is None:
@@ -135,6 +137,14 @@ def _accounts(config: Config, plugins: Plugins, host: HostMemory, ledger: Ledger
             ledger.realise(device.name, _HOST, device.total(), purpose="device")
             ledger.settle(device.name)
     return devices
+
+
+def _check_device(config: Config, names: Sequence[str]) -> None:
+    """The server's own choice of a device is one for all models: none of them could be loaded."""
+    key, chosen = "compute.device", config.compute.device
+    if chosen is not None and chosen not in names:
+        problem = f"device {chosen!r} not found: this machine has {', '.join(names)}"
+        raise ConfigError([ConfigProblem(problem, path=key, file=config.origin(key).place)])
 
 
 def _check_emulation(config: Config, ledger: Ledger) -> None:

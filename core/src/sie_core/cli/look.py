@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from sie_core.cli.app import command
 from sie_core.cli.client import Client, Remote, model_path
-from sie_core.cli.errors import CommandError, Exit
+from sie_core.cli.errors import CommandError, Exit, suggestion
 from sie_core.cli.output import local_time, print_json, print_table, printable, size
 
 __all__ = ["decisions", "explain", "models", "ps", "slow_hooks", "status"]
@@ -80,6 +80,7 @@ def models(
         ),
         empty="The server knows no models: name some in sie.yaml.",
         right=("MAX LENGTH", "DEVICE MEMORY"),
+        drops=("MAX LENGTH", "INPUTS", "DEVICE MEMORY", "DIMS", "OUTPUTS"),
     )
     _failures(rows)
     return Exit.OK
@@ -110,6 +111,7 @@ def status(*, remote: Remote = _NO_REMOTE) -> None:
         ("ACCOUNT", "CAPACITY", "USED", "PROMISED", "UNREALISED", "AVAILABLE"),
         ((account["account"], *(_signed(account.get(key)) for key in _SIZES)) for account in body.get("accounts", [])),
         right=("CAPACITY", "USED", "PROMISED", "UNREALISED", "AVAILABLE"),
+        drops=("UNREALISED", "PROMISED"),
     )
     _host_cache(body.get("host_cache"))
     for line in slow_hooks(body):
@@ -128,10 +130,11 @@ def decisions(
 ) -> None:
     """Show why models were evicted, refused or dropped, newest last. Where keys are on, it takes an admin key."""
     with Client(remote) as client:
-        found = client.get("/v1/admin/decisions").get("decisions", [])
-    found = sorted(found, key=lambda one: one["at"])
-    if model is not None:
-        found = [one for one in found if one["model"] == model or model in (one.get("victims") or ())]
+        found = sorted(client.get("/v1/admin/decisions").get("decisions", []), key=lambda one: one["at"])
+        if model is not None:
+            found = [one for one in found if one["model"] == model or model in (one.get("victims") or ())]
+            if not found:
+                _check_known(client, model)
     found = found[-limit:] if limit > 0 else []
     if remote.json:
         print_json(found)
@@ -150,8 +153,10 @@ def decisions(
             )
             for one in found
         ),
-        empty="Nothing had to be decided yet.",
+        empty="Nothing had to be decided yet." if model is None else f"Nothing had to be decided for {model!r} yet.",
         right=("NEEDED", "FREED"),
+        drops=("FREED", "NEEDED", "VICTIMS", "AT"),
+        folds="REASON",
     )
 
 
@@ -181,6 +186,14 @@ def explain(
         print("\nWhat would have kept it:")
     for line in keep:
         print(printable(f"  - {line}"))
+
+
+def _check_known(client: Client, model: str) -> None:
+    """Raises CommandError: the server has no such model."""
+    names = [row["name"] for row in client.get("/v1/status").get("models", [])]
+    if model not in names:
+        hint = suggestion(model, names) or "`sie models` lists the models"
+        raise CommandError(f"unknown model {model!r}", code="MODEL_NOT_FOUND", hint=hint)
 
 
 # --- parts -----------------------------------------------------------------------------------------
@@ -225,6 +238,7 @@ def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:
         ),
         empty=empty,
         right=("DEVICE MEMORY", "HOST MEMORY", "LEASES", "QUEUED"),
+        drops=("ADAPTER", "PINNED", "DEVICE", "QUEUED", "LEASES", "HOST MEMORY", "DEVICE MEMORY"),
     )
 
 

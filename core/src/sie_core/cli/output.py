@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 __all__ = ["console", "local_time", "print_json", "print_table", "printable", "size"]
 
 _WIDE = 10_000
 """Columns where nobody looks: what goes into a pipe or a file is never folded."""
+_GAP = 2
+"""Blanks between two columns."""
+_FOLDED = 24
+"""Characters that a column of sentences wants at least."""
 
 _COLOURS = {
     "resident": "green",
@@ -68,22 +73,59 @@ def console() -> Console:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "", right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str = "",
+    right: Sequence[str] = (),
+    drops: Sequence[str] = (),
+    folds: str = "",
 ) -> None:
-    """A table without lines, so that it can be cut with ``awk``. ``right`` names the columns of numbers."""
-    from rich.table import Table
-    from rich.text import Text
+    """A table without lines, so that it can be cut with ``awk``. ``right`` names the columns of numbers.
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        cells = [printable(value if value not in (None, "") else "-") for value in row]
-        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in cells))
-    if not table.row_count and empty:
+    On a terminal that is too narrow, the columns ``drops`` are left out, in that order, and named below. The column
+    ``folds`` takes several lines where it has to; the cells of all others stay whole.
+    """
+    cells = [[printable(value if value not in (None, "") else "-") for value in row] for row in rows]
+    if not cells and empty:
         print(empty)
         return
     out = console()
+    widths = {column: _width(column, of) for column, *of in zip(columns, *cells, strict=True)}
+    if folds:
+        widths[folds] = min(widths[folds], _FOLDED)
+    left_out = []
+    for column in drops:
+        if sum(widths.values()) - _GAP <= out.width:
+            break
+        left_out.append(column)
+        del widths[column]
+    shown = [number for number, column in enumerate(columns) if column in widths]
     with out.capture() as captured:
+        table = _table(columns, cells, shown, right, folds)
+        out.width = max(out.width, sum(widths.values()) - _GAP)  # a name that is wider still runs over
         out.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    if left_out:
+        print(f"(no room for {', '.join(left_out)}: a wider terminal or --json shows more)")
+
+
+def _width(column: str, cells: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, (column, *cells))) + _GAP
+
+
+def _table(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], shown: Sequence[int], right: Sequence[str], folds: str
+) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in (columns[number] for number in shown):
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column != folds)
+    for row in cells:
+        table.add_row(*(Text(row[number], style=_COLOURS.get(row[number], "")) for number in shown))
+    return table

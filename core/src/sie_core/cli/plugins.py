@@ -70,6 +70,8 @@ def plugins(
             )
             for info in found
         ),
+        drops=("VERSION", "HOOKS", "DISTRIBUTION"),
+        folds="ADAPTERS",
     )
     for info in found:
         if info.reason:

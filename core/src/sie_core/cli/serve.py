@@ -190,7 +190,7 @@ async def _serve(asked: _Asked, config: Config, plugins: Plugins, sock: socket.s
         listener = Listener(parts.app, sock, drain_s=config.server.drain_s, limits=limits)
         serving = asyncio.ensure_future(listener.serve())
         tend_garbage()
-        _greet(config, sock, await _known(parts))
+        _greet(config, sock, await _example(parts))
         preloading = _preload(parts)
         await asyncio.wait({serving, signals.asked}, return_when=asyncio.FIRST_COMPLETED)
         for task in (watching, preloading):
@@ -233,23 +233,26 @@ async def _end(parts: Parts, listener: Listener, serving: asyncio.Future[None], 
     return Exit.OK
 
 
-async def _known(parts: Parts) -> Capabilities | None:
-    """What the first model can do, where its adapter can tell in a moment."""
-    for model in parts.config.models[:1]:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DESCRIBED_S):
-                return (await parts.registry.describe(model.name)).capabilities
-    return None
+async def _example(parts: Parts) -> tuple[str, dict[str, Any]] | None:
+    """A path, and the body of a request to it, for the first model whose adapter is there."""
+    model = next((model for model in parts.config.models if model.adapter in parts.plugins.adapters), None)
+    if model is None:
+        return None
+    known = Capabilities()
+    with contextlib.suppress(TimeoutError):  # its adapter can't tell in a moment
+        async with asyncio.timeout(_DESCRIBED_S):
+            known = (await parts.registry.describe(model.name)).capabilities or known
+    return _request(model.name, known)
 
 
-def _greet(config: Config, sock: socket.socket, known: Capabilities | None) -> None:
-    text = _greeting(config, sock, known)
+def _greet(config: Config, sock: socket.socket, example: tuple[str, dict[str, Any]] | None) -> None:
+    text = _greeting(config, sock, example)
     _log.info("ready at %s", base_url(sock))
     with contextlib.suppress(OSError):  # whoever started us need not be interested
         print(text, flush=True)
 
 
-def _greeting(config: Config, sock: socket.socket, known: Capabilities | None) -> str:
+def _greeting(config: Config, sock: socket.socket, example: tuple[str, dict[str, Any]] | None) -> str:
     url = base_url(sock)
     names = [model.name for model in config.models]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
@@ -260,23 +263,26 @@ def _greeting(config: Config, sock: socket.socket, known: Capabilities | None) -
         lines.append("  port      8080 is taken, so this is a free one; --port chooses another")
     if url != _USUAL:
         lines.append(f"  look      sie ps --url {url} (or set SIE_BASE_URL)")
-    if names:
+    if example is not None:
+        path, body = example
         key = ' -H "Authorization: Bearer $SIE_API_KEY"' if config.server.api_keys else ""
-        path, asked = _example(known)
-        body = json.dumps({"model": names[0], **asked})
         lines += [
             "  try       curl " + url + path + key + " -H 'Content-Type: application/json' \\",
-            f"              -d '{body}'",
+            f"              -d '{json.dumps(body)}'",
         ]
     lines.append("  stop      Ctrl-C")
     return printable("\n".join(lines), newlines=True)
 
 
-def _example(known: Capabilities | None) -> tuple[str, dict[str, Any]]:
-    """A path of OpenAI's or Cohere's, and what a request to it asks, for a model that can do this."""
-    tasks = known.tasks if known is not None else {Task.ENCODE}
-    if Task.GENERATE in tasks:
-        return "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello, world"}]}
-    if Task.SCORE in tasks and Task.ENCODE not in tasks:
-        return "/v1/rerank", {"query": "Hello, world", "documents": ["Hello", "Goodbye"]}
-    return "/v1/embeddings", {"input": "Hello, world"}
+def _request(model: str, known: Capabilities) -> tuple[str, dict[str, Any]]:
+    """A path, OpenAI's or Cohere's where there is one, and a body for it that the model can answer."""
+    if Task.GENERATE in known.tasks:
+        return "/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": "Hello, world"}]}
+    if Task.ENCODE in known.tasks and "dense" in known.outputs:
+        return "/v1/embeddings", {"model": model, "input": "Hello, world"}
+    if Task.SCORE in known.tasks:
+        return "/v1/rerank", {"model": model, "query": "Hello, world", "documents": ["Hello", "Goodbye"]}
+    items = {"items": [{"text": "Goethe wrote Faust in Weimar"}]}
+    if Task.EXTRACT in known.tasks:
+        return f"/v1/extract/{model}", items
+    return f"/v1/encode/{model}", {**items, "params": {"output_types": [*known.outputs]}}

@@ -11,6 +11,7 @@ from attrs import evolve
 
 from sie_core.cli.errors import CommandError, Exit
 from sie_core.config import Config, bind_models, load_config
+from sie_core.errors import MissingAdapter
 from sie_core.plugins import Plugins
 from sie_core.types import ModelSpec
 
@@ -27,8 +28,14 @@ def read(file: Path | None, flags: Mapping[str, Any], plugins: Plugins) -> Confi
 def bind(config: Config, plugins: Plugins) -> Config:
     """Bind the models' options to their adapters; take the adapters' own models where none are configured."""
     if not config.models and config.origin("models").kind == "default":
-        config = evolve(config, models=_default_models(plugins))
-    return bind_models(config, {name: entry.cls for name, entry in plugins.adapters.items()})
+        models = (evolve(model, device=model.device or config.compute.device) for model in _default_models(plugins))
+        config = evolve(config, models=tuple(models))
+    config = bind_models(config, {name: entry.cls for name, entry in plugins.adapters.items()})
+    for model in config.models:
+        if model.adapter not in plugins.adapters:
+            missing = MissingAdapter(model.adapter, found=sorted(plugins.adapters))
+            _log.warning("model %r can't be served: %s", model.name, missing.message)
+    return config
 
 
 def _default_models(plugins: Plugins) -> tuple[ModelSpec, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -10,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import attrs
 
 from sie_core.config._readers import reader
+from sie_core.config._value import shorten
 
 _META = "sie_option"
 
@@ -102,6 +104,11 @@ def describe_options(cls: type, prefix: str = "", *, file_only: bool = False) ->
     return tuple(found)
 
 
+_KIB = 1024
+_FEWEST_BYTES = _KIB**2
+_DEVICE = re.compile(r"cpu|(cuda|emulated):(0|[1-9][0-9]{0,3})")
+
+
 # --- checks ----------------------------------------------------------------------------------------
 
 
@@ -114,6 +121,21 @@ def at_least(least: float, unit: str = "") -> Callable[[Any], str | None]:
         return None if value >= least else f"must be at least {least}{unit}, and is {_show(value)}"
 
     return check
+
+
+def of_memory(value: int) -> str | None:
+    """Whether an amount of memory can be meant: few bytes are a unit that was forgotten. 0 is one, too."""
+    if value == 0 or value >= _FEWEST_BYTES or not isinstance(value, int):
+        return None
+    meant = f"{value}GiB" if value < _KIB else f"{value // _KIB}GiB"
+    return f"must be 0 or at least 1MiB, and is {value} bytes: did you mean {meant}?"
+
+
+def of_device(device: str) -> str | None:
+    if _DEVICE.fullmatch(device):
+        return None
+    hint = f" (did you mean {device}:0?)" if device in ("cuda", "emulated") else ""
+    return f"{shorten(device)!r} is not a device{hint}: write cpu, cuda:N or emulated:N"
 
 
 def above(limit: float, unit: str = "", hint: str = "") -> Callable[[Any], str | None]:

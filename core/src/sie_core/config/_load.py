@@ -195,10 +195,11 @@ class _Loading:
             return (), {}
         where = Where("").key("models", root)
         self.origins["models"] = Origin("file", f"{report.file}:{where.line}:{where.column}")
-        memory, requests = sections["memory"], sections["requests"]
+        memory, requests, compute = sections["memory"], sections["requests"], sections["compute"]
         defaults = {
             "idle_evict_s": None if memory is INVALID else memory.idle_evict_s,
             "deadline_s": 120.0 if requests is INVALID else requests.deadline_s,
+            "device": None if compute is INVALID else compute.device,
         }
         return read_models(value, where, report, defaults)
 

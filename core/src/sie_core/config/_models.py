@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from sie_core.config._fields import above, at_least, option
+from sie_core.config._fields import above, at_least, of_device, of_memory, option
 from sie_core.config._readers import AttrsReader
 from sie_core.config._value import INVALID, Report, Value, Where, shorten
 from sie_core.sources import parse_source
@@ -18,7 +18,6 @@ from sie_core.types import ModelSpec, WakeCheck
 from sie_core.units import ByteSize
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]+")
-_DEVICE = re.compile(r"cpu|(cuda|emulated):(0|[1-9][0-9]{0,3})")
 
 
 def check_name(name: str) -> str | None:
@@ -42,13 +41,6 @@ def _adapter(name: str) -> str | None:
     return None if name.strip() else "is empty: name an adapter, such as torch-dense (`sie plugins` lists them)"
 
 
-def _device(device: str) -> str | None:
-    if _DEVICE.fullmatch(device):
-        return None
-    hint = f" (did you mean {device}:0?)" if device in ("cuda", "emulated") else ""
-    return f"{shorten(device)!r} is no device{hint}: write cpu, cuda:N or emulated:N"
-
-
 def _default(name: str) -> Any:
     return getattr(attrs.fields(ModelSpec), name).default
 
@@ -68,8 +60,8 @@ class ModelEntry:
     )
     device: str | None = option(
         None,
-        help="Device to run on: cpu, cuda:N or emulated:N. Not set: whichever has room.",
-        check=_device,
+        help="Device to run on: cpu, cuda:N or emulated:N. Not set: as for the server; null: whichever has room.",
+        check=of_device,
         file_only=True,
     )
     pinned: bool = option(_default("pinned"), help="Never evicted.", file_only=True)
@@ -92,7 +84,10 @@ class ModelEntry:
         _default("wake_check"), help="When a woken engine is checked against its first answer.", file_only=True
     )
     runtime_headroom: ByteSize | None = option(
-        None, help="Device memory that it may take while it runs. Not set: the adapter's estimate.", file_only=True
+        None,
+        help="Device memory that it may take while it runs. Not set: the adapter's estimate.",
+        check=of_memory,
+        file_only=True,
     )
     queue: int = option(_default("queue"), help="Most requests that wait for it.", check=at_least(1), file_only=True)
     deadline_s: float = option(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 import types
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
@@ -136,6 +137,9 @@ def _any(value: Value, where: Where, report: Report) -> Any:
     return INVALID if odd else plain(value)
 
 
+_UNITS = {"gib": "GiB", "gb": "GB", "mib": "MiB", "mb": "MB", "bytes": "B"}
+_UNIT_IN_NAME = re.compile(f"_({'|'.join(_UNITS)})$", re.IGNORECASE)
+"""Amounts carry their unit here, not their names: what stood in other releases is told apart from a slip."""
 _NULL = Reader("null", _null, exact=True)
 _BYTES = Reader("a size such as 8GiB", _bytes)
 _SIMPLE: dict[Any, Reader] = {
@@ -306,6 +310,11 @@ class AttrsReader:
         return values
 
     def _unknown(self, key: str, value: Value, where: Where, report: Report, hint: str) -> None:
+        if (stem := _UNIT_IN_NAME.sub("", key)) in self.fields and stem != key:
+            unit, given = key.removeprefix(stem).strip("_"), value.data[key]
+            amount = given.data if given.kind in ("int", "float") else 4
+            report.add(where.key(key, value), f"unknown key {key!r}: write {stem}: {amount}{_UNITS[unit.lower()]}")
+            return
         close = suggest(key, self.fields)
         known = hint or ("" if close else "; there is " + (", ".join(sorted(self.fields)) or "nothing to set here"))
         report.add(where.key(key, value), f"unknown key {key!r}{close}{known}")

@@ -11,7 +11,7 @@ from typing import Literal
 import attrs
 from attrs import frozen
 
-from sie_core.config._fields import above, at_least, between, option
+from sie_core.config._fields import above, at_least, between, of_device, of_memory, option
 from sie_core.config._value import Value, Where
 from sie_core.errors import ConfigProblem
 from sie_core.types import ModelSpec
@@ -126,13 +126,18 @@ class MemoryConfig:
     host_cache_bytes: Literal["auto"] | ByteSize = option(
         "auto",
         help="Host memory for parked models. auto: a quarter of it when there is an accelerator, else none. 0: off.",
+        check=lambda value: None if value == "auto" else of_memory(value),
     )
-    host_floor: ByteSize = option(2 * _GIB, help="Host memory that always stays free.")
+    host_floor: ByteSize = option(2 * _GIB, help="Host memory that always stays free.", check=of_memory)
     device_reserve: ByteSize | None = option(
-        None, help="Memory that stays free on each device. Not set: 512 MiB on CUDA, none elsewhere."
+        None,
+        help="Memory that stays free on each device. Not set: 512 MiB on CUDA, none elsewhere.",
+        check=of_memory,
     )
     emulate_device: ByteSize | None = option(
-        None, help="Size of a pretend accelerator made of host memory, to rehearse on.", check=at_least(1, " byte")
+        None,
+        help="Size of a pretend accelerator made of host memory, to rehearse on.",
+        check=lambda value: "must be at least 1MiB, and is 0" if value == 0 else of_memory(value),
     )
     run_permits: int = option(
         1, help="How many engines of this process may run at the same time on a device.", check=at_least(1)
@@ -187,8 +192,13 @@ class RequestsConfig:
 
 @frozen
 class ComputeConfig:
-    """Threads."""
+    """Where and with how many threads engines compute."""
 
+    device: str | None = option(
+        None,
+        help="Device for models that name none: cpu, cuda:N or emulated:N. Not set: whichever has room.",
+        check=of_device,
+    )
     threads: int | None = option(
         None,
         help="Threads that an engine computes with on the CPU. Not set: the framework's choice.",

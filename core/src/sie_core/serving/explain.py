@@ -88,7 +88,7 @@ def explain(facts: Facts) -> Explanation:
     return Explanation(
         model=status.name,
         residency=status.residency,
-        sentences=(*_now(facts, parks), *_then(departure)),
+        sentences=(*_now(facts, parks), *_refused(status, mine), *_then(departure)),
         departure=departure,
         keep=tuple(_keep(facts, departure)) if departure is not None else (),
         parks=parks,
@@ -154,6 +154,13 @@ def _now(facts: Facts, parks: bool | None) -> Iterator[str]:
         yield f"An eviction would park it{cost}."
     elif parks is False:
         yield f"An eviction would unload it: {facts.why_not_parked}."
+
+
+def _refused(status: ModelStatus, mine: Sequence[Decision]) -> Iterator[str]:
+    """A refusal that nothing has followed since: why the model is not resident."""
+    about = [one for one in mine if one.model == status.name]
+    if about and about[-1].action == "refused" and status.residency not in _AT_HAND:
+        yield f"The last request to bring it in was refused: {about[-1].reason}."
 
 
 def _went_wrong(failure: LoadFailure) -> str:
