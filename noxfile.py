@@ -51,6 +51,8 @@ OPENAPI = "openapi-spec-validator>=0.9"
 SGLANG = {
     "0.5.10.post1": ("transformers==5.3.0", "openai==2.6.1", "apache-tvm-ffi==0.1.9", "compressed-tensors"),
     "0.5.20": (),
+    "0.5.21": (),
+    "0.5.22": (),
     "0.5.23": (),
 }
 """Supported releases, oldest first, and what each wants beside them; where nothing is said, what the newest wants."""
