@@ -88,12 +88,47 @@ async def test_a_completion_streams_too(served: Start) -> None:
         assert {piece["object"] for piece in told[:-1]} == {"text_completion"}
 
 
-async def test_what_the_core_does_not_know_reaches_the_engine(served: Start) -> None:
+async def test_what_may_be_passed_on_reaches_the_engine(served: Start) -> None:
     async with served() as s:
-        refused = await chat(s, refuse=True)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "refuse"
-        assert (await chat(s, metadata={"a": 1}, store=False, unheard_of=[1])).status_code == 200
+        more = {"metadata": {"a": 1}, "store": False, "ignore_eos": False, "chat_template_kwargs": {"thinking": False}}
+        assert (await chat(s, **more)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("custom_logit_processor", "gASV"),  # code
+        ("custom_params", {"a": 1}),
+        ("bootstrap_host", "169.254.169.254"),  # an address that the engine calls
+        ("bootstrap_port", 80),
+        ("bootstrap_room", 1),
+        ("session_params", {"id": "another's"}),
+        ("session_id", "another's"),
+        ("rid", "another's"),
+        ("lora_path", "/etc"),
+        ("image_data", "/etc/passwd"),
+        ("data_parallel_rank", 1),
+        ("routed_dp_rank", 1),
+        ("disagg_prefill_dp_rank", 1),
+        ("priority", -(10**9)),
+        ("return_hidden_states", True),
+        ("return_routed_experts", True),
+        ("mm_processor_kwargs", {"max_pixels": 10**12}),
+        ("max_dynamic_patch", 10**6),
+        ("custom_labels", {"a": "b"}),
+        ("unheard_of", [1]),
+    ],
+)
+async def test_what_is_not_for_clients_is_refused(served: Start, field: str, value: Any) -> None:
+    """F14: on every route that generates, before any model is loaded for it."""
+    async with served() as s:
+        for refused in (await chat(s, **{field: value}), await complete(s, **{field: value})):
+            assert refused.status_code == 400, refused.text
+            assert refused.json()["error"]["param"] == field
+            assert repr(field) in refused.json()["error"]["message"]
+        refused = await native(s, "org/chat", **{field: value})
+        assert refused.status_code == 400, refused.text
+        assert (await chat(s, **{field: None})).status_code == 200, "as if not sent"
 
 
 async def test_tools_and_logprobs_and_stops_pass_through(served: Start) -> None:

@@ -1,4 +1,4 @@
-"""The fields of requests that generate, and what each may hold. One that is not here is for the engine to judge."""
+"""The fields of requests that generate, and what each may hold. What is not here is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from sie_core.errors import InvalidInput
 from sie_core.http.checks import kind_of, shown
 
-__all__ = ["CHAT", "COMPLETION", "NATIVE", "SAMPLING", "Check", "a_text", "an_object"]
+__all__ = ["CHAT", "COMPLETION", "NATIVE", "PASSED", "SAMPLING", "Check", "a_text", "an_object"]
 
 _MAX_CHOICES: Final = 128
 
@@ -128,3 +128,19 @@ NATIVE: Final[Mapping[str, Check]] = {
     "logprobs": _flag,
     "top_logprobs": _whole(0),
 }
+PASSED: Final = frozenset(
+    # OpenAI's, which change nothing or what the engine is to judge
+    "metadata store service_tier modalities prediction reasoning_effort verbosity functions function_call "
+    "prompt_cache_key prompt_cache_retention safety_identifier "
+    # engines' own: sampling, the end of a text, grammars, the chat template
+    "min_tokens ignore_eos stop_token_ids stop_regex no_stop_trim skip_special_tokens spaces_between_special_tokens "
+    "include_stop_str_in_output regex ebnf json_schema input_ids cache_salt chat_template_kwargs "
+    "continue_final_message add_generation_prompt separate_reasoning stream_reasoning thinking".split()
+)
+"""What is passed on for the engine to judge.
+
+A list of what may be, because engines take much more that is not for clients: code (``custom_logit_processor``),
+addresses that they then call (``bootstrap_host``), other clients' state (``session_params``, ``rid``), a place in front
+of others (``priority``, ``data_parallel_rank``), files (``lora_path``), answers that take gigabytes
+(``return_hidden_states``).
+"""

@@ -1,4 +1,4 @@
-"""Requests that generate, checked: what the core must know of them. All else is passed on for the engine to judge."""
+"""Requests that generate, checked. Of fields that the core need not know, some are for the engine to judge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import frozen
 
 from sie_core.errors import BodyTooLarge, InvalidInput, Unsupported
 from sie_core.http.checks import check_lora, kind_of, optional, shown
-from sie_core.http.fields import CHAT, COMPLETION, NATIVE, SAMPLING, a_text, an_object
+from sie_core.http.fields import CHAT, COMPLETION, NATIVE, PASSED, SAMPLING, a_text, an_object
 from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
 from sie_core.types import GenerateRequest
@@ -22,7 +22,8 @@ _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _MAX_DEPTH: Final = 100
 """Engines write the body as JSON again, and a tool's schema may be deep; no honest one is deeper."""
 _ID_BYTES: Final = 4
-_OURS: Final = frozenset({"model", "stream", "lora"})
+_KEPT: Final = frozenset({"model", "stream", "lora"})
+_OURS: Final = _KEPT | {"messages", "prompt"}
 _HINTS: Final = ("routing_key", "prompt_cache_key", "safety_identifier")
 """Of use to a fleet of workers, and harmless to one."""
 _GRAMMARS: Final = ("json_schema", "regex", "ebnf")
@@ -49,15 +50,20 @@ def parse_openai(body: Mapping[Any, Any], kind: Literal["chat", "completion"], l
     fields = CHAT if kind == "chat" else COMPLETION
     for name, value in body.items():
         check = fields.get(name)
-        if check is not None and value is not None:
+        if value is None:
+            continue
+        if check is not None:
             check(value, name)
+        elif name not in PASSED and name not in _OURS:
+            known = (*fields, *sorted(PASSED), *sorted(_OURS))
+            raise _near(f"{shown(name)} is not supported on this route", name, known, name)
     pictures = Pictures(limits)
     if kind == "chat":
         _check_messages(body.get("messages"), limits, pictures)
     else:
         _check_prompt(body.get("prompt"), limits)
     stream = bool(body.get("stream"))
-    passed = {name: value for name, value in body.items() if value is not None and name not in _OURS}
+    passed = {name: value for name, value in body.items() if value is not None and name not in _KEPT}
     if not stream:
         passed.pop("stream_options", None)
     _check_depth({name: value for name, value in passed.items() if name != "prompt"})
