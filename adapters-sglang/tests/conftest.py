@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import pytest_asyncio
 from attrs import define, field
@@ -56,7 +57,7 @@ class Events:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What uses the real one, through whatever fixture, is what has to run with each of its releases."""
     for item in items:
-        if "real" in getattr(item, "fixturenames", ()):
+        if {"real", "theirs"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("real")
 
 
@@ -166,6 +167,7 @@ def helpers() -> Any:
         Events = Events
         context = staticmethod(context)
         view = staticmethod(view)
+        Card = Card
         told = staticmethod(told)
         support = SUPPORT
         save_model = staticmethod(save_model)
@@ -211,6 +213,10 @@ class Front:
         assert seat is not None
         return seat.engine
 
+    def argv(self, model: str = "tiny") -> list[str]:
+        """The command line of its engine."""
+        return psutil.Process(self.engine(model).pid).cmdline()
+
     def booked(self) -> dict[str, int]:
         """What the book holds, by account."""
         found: dict[str, int] = {}
@@ -252,6 +258,26 @@ def front() -> Serve:
         assert not ledger.claims()
 
     return serve
+
+
+@define
+class Card:
+    """A pretended CUDA device. ``foreign``: bytes that others hold. Nobody can tell what an engine holds on it."""
+
+    size: int
+    foreign: int = 0
+    name: str = "cuda:0"
+    kind: str = "cuda"
+    description: str = "pretended"
+
+    def total(self) -> int:
+        return self.size
+
+    def used(self) -> int:
+        return self.foreign
+
+    def allocate(self, nbytes: int) -> Any:
+        raise TypeError("no emulated device")
 
 
 # --- the real one ----------------------------------------------------------------------------------
@@ -347,10 +373,13 @@ def roomy_host(monkeypatch: pytest.MonkeyPatch) -> None:
     import sie_core
 
     class Machine:
-        def available(self) -> int:
+        def available(self, *, reclaim: bool = True) -> int:
             return 56 << 30
 
         def total(self) -> int:
             return 64 << 30
+
+        def limit(self) -> int | None:
+            return None
 
     monkeypatch.setattr(sie_core, "HostMemory", Machine)

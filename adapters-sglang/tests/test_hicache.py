@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -16,12 +17,14 @@ import pytest
 from attrs import frozen
 from sie_adapters_sglang._errors import BadOptions
 from sie_adapters_sglang._flags import version_key
-from sie_adapters_sglang._hicache import HOST_RESERVE, PoolTerms, PoolWish, size_pool
+from sie_adapters_sglang._hicache import HOST_RESERVE, HostPool, PoolTerms, PoolWish
+from sie_adapters_sglang._hicache import size_pool as size_pool_or_none
+from sie_adapters_sglang._options import HiCacheOptions
 from sie_core import NeverFits, ResourceExhausted
 from sie_core.memory.host import HostMemory
 
 GB, GIB, MIB = 10**9, 2**30, 2**20
-V10, V20, V21, V23 = (0, 5, 10), (0, 5, 20), (0, 5, 21), (0, 5, 23)
+V10, V20, V21, V22, V23 = (0, 5, 10), (0, 5, 20), (0, 5, 21), (0, 5, 22), (0, 5, 23)
 NONE = PoolWish()
 
 
@@ -30,10 +33,16 @@ def terms(version: tuple[int, ...] = V23, ranks: int = 1, available: int = 100 *
     return PoolTerms(name="chat", version=version, ranks=ranks, available=available, **base | fields)
 
 
+def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool:
+    pool = size_pool_or_none(wish, terms)
+    assert pool is not None
+    return pool
+
+
 # --- one rank ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [V10, V20, V21, V23])
+@pytest.mark.parametrize("version", [V10, V20, V22, V23])
 def test_one_rank_gets_whole_gigabytes(version: tuple[int, ...]) -> None:
     pool = size_pool(NONE, terms(version))
     assert pool.flags == ("--hicache-size", "25"), "twice the device's 12 GiB, in whole GB"
@@ -51,21 +60,61 @@ def test_one_rank_takes_no_more_than_its_share_of_the_host(version: tuple[int, .
 def test_the_ledgers_share_binds_where_it_is_less() -> None:
     assert size_pool(NONE, terms(share=10 * GB)).flags == ("--hicache-size", "9")
     assert size_pool(NONE, terms(ranks=4, share=16 * GB)).booked_bytes <= 16 * GB
-    with pytest.raises(ResourceExhausted, match=r"no host memory is left.*the ledger gives 953\.7 MiB"):
-        size_pool(NONE, terms(share=GB))
+    with pytest.raises(ResourceExhausted, match=r"no host memory is left.*the ledger gives 4\.0 MiB"):
+        size_pool(NONE, terms(share=4 * MIB))
 
 
 def test_buffer_only_needs_less() -> None:
     assert size_pool(PoolWish(mode="buffer_only"), terms()).flags == ("--hicache-size", "15")
 
 
+@pytest.mark.parametrize("version", [V10, V20, V22, V23])
+def test_a_pool_below_a_gigabyte_is_a_ratio(version: tuple[int, ...]) -> None:
+    """B6: a device pool of 400 MiB and 200 GiB available: twice that is no whole GB, and fits all the same."""
+    pool = size_pool(NONE, terms(version, available=200 * GIB, device_pools=(400 * MIB,)))
+    assert pool.flags == ("--hicache-ratio", "2.0")
+    assert pool.booked_bytes == 2 * 400 * MIB + 8 * MIB
+
+
+def test_a_pool_that_the_host_bounds_below_a_gigabyte_is_a_ratio() -> None:
+    """B6: 10 GiB and 500 MB available: 0.8 × 0.95 of 500 MB, 380 MB, are 0.0294 of the device's 12 GiB."""
+    pool = size_pool(NONE, terms(V23, available=HOST_RESERVE + GB // 2))
+    assert pool.flags == ("--hicache-ratio", "0.0294")
+    assert pool.booked_bytes == math.ceil(0.0294 * 12 * GIB) + 8 * MIB
+
+
+@pytest.mark.parametrize("version", [V10, V20, V21, V23])
+def test_a_host_that_is_too_small_for_any_pool_has_none(version: tuple[int, ...], caplog: Any) -> None:
+    """B6: no retry would ever help on a machine of 8 GiB, of which 10 GiB have to be left."""
+    assert size_pool_or_none(NONE, terms(version, available=6 * GIB, total=8 * GIB)) is None
+    assert "runs without a HiCache pool" in caplog.text
+    with pytest.raises(NeverFits):
+        size_pool_or_none(PoolWish(size_gb=1), terms(version, available=6 * GIB, total=8 * GIB))
+
+
+def test_a_host_where_the_pool_can_never_exceed_the_devices_has_none(caplog: Any) -> None:
+    """B6: 0.5.10 on 20 GiB: 10 GiB are left for a pool that has to be more than 12 GiB."""
+    assert size_pool_or_none(NONE, terms(V10, available=18 * GIB, total=20 * GIB)) is None
+    assert "would not exceed" in caplog.text
+
+
+def test_what_the_ledger_gives_is_used_whole_at_launch() -> None:
+    """B2: the share is what was booked: 25 GB and a page. Taken twice, the slack would make 23 GB of it."""
+    booked = size_pool(NONE, terms()).booked_bytes
+    assert size_pool(NONE, terms(share=booked)).flags == ("--hicache-size", "25")
+
+
 @pytest.mark.parametrize("version", [V10, V20, V23])
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("available", [0, GIB, HOST_RESERVE, HOST_RESERVE + GB // 2])
 def test_no_host_memory_is_left_says_the_figures(version: tuple[int, ...], ranks: int, available: int) -> None:
-    if version == V23 and ranks > 1 and available > HOST_RESERVE:
-        pool = size_pool(NONE, terms(version, ranks, available))  # a fraction may be small; a size is a whole GB
+    if available > HOST_RESERVE and version >= V20:
+        pool = size_pool(NONE, terms(version, ranks, available))  # a fraction or a ratio may be small
         assert pool.booked_bytes <= available - HOST_RESERVE
+        return
+    if available > HOST_RESERVE:
+        with pytest.raises(ResourceExhausted, match="would not exceed"):
+            size_pool(NONE, terms(version, ranks, available))
         return
     with pytest.raises(ResourceExhausted, match="no host memory is left") as caught:
         size_pool(NONE, terms(version, ranks, available))
@@ -105,11 +154,24 @@ def test_0_5_20_lets_the_last_rank_see_its_share() -> None:
     assert (several.available - 3 * 11 * GB - HOST_RESERVE) // 4 < 11 * GB
 
 
+def test_0_5_10_divides_nothing() -> None:
+    """B5: 4 × 135 GB in 860 GB. Of 849.3 GB beside the reserve the last rank finds 849.3 - 405 = 444.3 GB."""
+    four = {"ranks": 4, "available": 860 * GB, "total": 1000 * GB, "device_pools": (60 * GB,)}
+    pool = size_pool(PoolWish(size_gb=135), terms(V10, **four))
+    assert pool.booked_bytes == 4 * (135 * GB + 8 * MIB)
+    with pytest.raises(ResourceExhausted, match=r"each rank can have 197\.7 GiB"):  # 849.3 GB / 4
+        size_pool(PoolWish(size_gb=213), terms(V10, **four))
+    with pytest.raises(ResourceExhausted, match=r"each rank can have 113\.0 GiB"):  # 849.3 GB / 7
+        size_pool(PoolWish(size_gb=135), terms(V20, **four))
+    chosen = size_pool(NONE, terms(V10, **four | {"device_pools": (100 * GB,)}))
+    assert chosen.flags == ("--hicache-size", "161"), "0.8 × 0.95 of 212.3 GB"
+
+
 def test_0_5_10_wants_a_pool_that_exceeds_the_devices() -> None:
-    small: dict[str, Any] = {"ranks": 4, "available": HOST_RESERVE + 70 * GB, "device_pools": (10 * GB,)}
+    small: dict[str, Any] = {"ranks": 4, "available": HOST_RESERVE + 50 * GB, "device_pools": (10 * GB,)}
     with pytest.raises(ResourceExhausted, match=r"would not exceed the device's pool \(9\.3 GiB\)"):
         size_pool(NONE, terms(V10, **small))
-    assert size_pool(NONE, terms(V20, **small)).flags == ("--hicache-size", "9")
+    assert size_pool(NONE, terms(V20, **small)).flags == ("--hicache-size", "7")
     assert size_pool(NONE, terms(V10, **small | {"device_pools": (8 * GB,)})).flags == ("--hicache-size", "9")
     with pytest.raises(ResourceExhausted, match="would not exceed"):
         size_pool(PoolWish(ratio=0.5), terms(V10))
@@ -136,15 +198,63 @@ def test_four_ranks_that_each_pass_their_own_check() -> None:
 
 
 def test_old_releases_give_every_pool_of_a_hybrid_the_size() -> None:
+    """B8: a size of 10 GB is 20 GB there; a ratio is what it says, however the pools are divided."""
     pools = (8 * GB, 2 * GB)
     old = size_pool(NONE, terms(V10, device_pools=pools))
-    assert old.flags == ("--hicache-size", "10")
-    assert old.booked_bytes == 2 * (10 * GB + 8 * MIB)
+    assert old.flags == ("--hicache-ratio", "2.0")
+    assert old.booked_bytes == 2 * 10 * GB + 2 * 8 * MIB
+    asked = size_pool(PoolWish(size_gb=10), terms(V10, device_pools=pools))
+    assert asked.booked_bytes == 2 * 10 * GB + 2 * 8 * MIB
     new = size_pool(NONE, terms(V20, device_pools=pools))
     assert new.flags == ("--hicache-size", "20")
     assert new.booked_bytes == 20 * GB + 2 * 8 * MIB, "newer ones divide it"
     with pytest.raises(ResourceExhausted, match="would not exceed"):
         size_pool(PoolWish(size_gb=7), terms(V10, device_pools=pools))
+
+
+def test_pools_of_a_draft_model_are_in_the_share_or_refused() -> None:
+    """B8: they come on top of a size or ratio, and nothing says how large they are."""
+    for wish in (NONE, PoolWish(size_gb=20), PoolWish(ratio=2.0)):
+        for version in (V10, V20):
+            with pytest.raises(BadOptions, match="draft model can't be booked"):
+                size_pool(wish, terms(version, drafts=True))
+    for wish in (PoolWish(size_gb=20), PoolWish(ratio=2.0)):
+        with pytest.raises(BadOptions, match="come on top"):
+            size_pool(wish, terms(V23, drafts=True))
+    pool = size_pool(NONE, terms(V23, available=HOST_RESERVE + 20 * GB, drafts=True))
+    assert pool.flags == ("--hicache-host-memory-fraction", "0.8000")
+    assert pool.booked_bytes == 16 * GB, "of 20 GB, with whatever the draft's pools take of them"
+
+
+# --- 0.5.21, which takes the page cache for used -----------------------------------------------------
+
+
+def test_0_5_21_is_told_a_share_and_takes_less_once_it_has_read_its_weights() -> None:
+    """B4: 40 GiB available by its own rule, 12 GiB of weights to read: an explicit 24 GB would be refused then."""
+    tight = terms(V21, available=40 * GIB, reads=12 * GIB)
+    pool = size_pool(NONE, tight)
+    assert pool.flags == ("--hicache-host-memory-fraction", "0.8000")
+    assert pool.booked_bytes == 24 * GIB, "0.8 of 30 GiB; it finds 18 GiB and takes 0.8 of those"
+    with pytest.raises(ResourceExhausted, match=r"each rank can have 18\.0 GiB"):
+        size_pool(PoolWish(size_gb=24), tight)
+    assert size_pool(PoolWish(size_gb=19), tight).booked_bytes == 19 * GB + 8 * MIB
+    with pytest.raises(ResourceExhausted, match="no host memory is left"):  # 2 GiB less than it reads
+        size_pool(NONE, terms(V21, available=20 * GIB, reads=12 * GIB))
+
+
+# --- huge pages ----------------------------------------------------------------------------------------
+
+
+def test_a_pool_of_huge_pages_takes_nothing_that_the_ledger_has() -> None:
+    """B9: 64 GiB of free huge pages beside 40 GiB of others. The engine asks for 10 GiB of the others all the same."""
+    pool = size_pool(NONE, terms(V23, available=40 * GIB, huge=64 * GIB, share=0))
+    assert pool.flags == ("--hicache-size", "24"), "0.8 × 0.95 of 30 GiB"
+    assert pool.booked_bytes == 0
+    assert pool.nbytes == 24 * GB + 8 * MIB
+    plain = size_pool(NONE, terms(V23, available=40 * GIB, huge=16 * GIB))
+    assert plain.booked_bytes == 24 * GB + 8 * MIB, "too few: it takes others"
+    ranks = terms(V20, 4, HOST_RESERVE + 70 * GB, huge=70 * GB)
+    assert size_pool(NONE, ranks).flags == ("--hicache-size", "13"), "its peers' pools take nothing of the 70 GB"
 
 
 # --- what a profile asks for -------------------------------------------------------------------------
@@ -177,6 +287,17 @@ def test_a_fraction_that_is_asked_for() -> None:
         size_pool(PoolWish(fraction=1.5), terms(V23))
 
 
+def test_a_fraction_may_be_the_whole() -> None:
+    """B7: (0, 1], as the engine has it."""
+    assert HiCacheOptions(hicache_fraction=1.0).hicache_fraction == 1.0
+    whole = size_pool(PoolWish(fraction=1.0), terms(V23))
+    assert whole.flags == ("--hicache-host-memory-fraction", "1.0")
+    assert whole.booked_bytes == 90 * GIB
+    for wrong in (0.0, 1.01, -1.0):
+        with pytest.raises(ValueError, match="more than 0 and at most 1"):
+            HiCacheOptions(hicache_fraction=wrong)
+
+
 def test_what_cant_be_meant() -> None:
     with pytest.raises(BadOptions, match="one of size_gb, ratio"):
         size_pool(PoolWish(size_gb=1, ratio=2.0), terms())
@@ -192,8 +313,12 @@ def test_whatever_is_chosen_fits_the_host(version: tuple[int, ...], ranks: int, 
     for available in range(8 * GB, 400 * GB, 13 * GB):
         several = terms(version, ranks, available, device_pools=pools, total=512 * GB)
         try:
-            pool = size_pool(NONE, several)
+            pool = size_pool_or_none(NONE, several)
         except ResourceExhausted:
+            continue
+        if pool is None:
+            assert version == V10
+            assert sum(pools) * ranks > several.total - HOST_RESERVE
             continue
         assert 0 < pool.booked_bytes <= available - HOST_RESERVE
         assert pool.booked_bytes == ranks * pool.rank_bytes
@@ -235,6 +360,8 @@ def theirs() -> Iterator[ModuleType]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    # Since 0.5.22 it knows what the kernel gives back.
+    module.reclaims = hasattr(module, "_memory_stat")  # type: ignore[attr-defined]
     yield module
     del sys.modules[spec.name]
 
@@ -278,9 +405,9 @@ class Tree:
         for name, text in texts.items():
             (self.root / path / name).write_text(f"{text}\n")
 
-    def ours(self) -> int:
+    def ours(self, *, reclaim: bool = True) -> int:
         self._write("")
-        return HostMemory(self.root, virtual_memory=Ram).available()
+        return HostMemory(self.root, virtual_memory=Ram).available(reclaim=reclaim)
 
     def theirs(self, module: ModuleType) -> int:
         self._write(f"{self.root}/")
@@ -442,14 +569,22 @@ def test_what_the_host_gives(tmp_path: Path, build: Callable[[Tree], None]) -> N
 
 @pytest.mark.parametrize("build", TREES, ids=lambda build: build.__name__.strip("_"))
 def test_the_engine_sees_the_same(theirs: ModuleType, tmp_path: Path, build: Callable[[Tree], None]) -> None:
+    """B4: each release by its own source."""
     tree = Tree(tmp_path)
     build(tree)
-    assert tree.theirs(theirs) == tree.ours()
+    assert tree.theirs(theirs) == tree.ours(reclaim=theirs.reclaims)
+
+
+def test_what_0_5_21_sees_of_a_container(tmp_path: Path) -> None:
+    """B4: a limit of 32 GiB, 20 GiB used, of them 8 GiB page cache: 12 GiB to 0.5.21, 20 GiB to those after it."""
+    tree = Tree(tmp_path)
+    _plain(tree)
+    assert (tree.ours(reclaim=False), tree.ours()) == (12 * GIB, 20 * GIB)
 
 
 def test_the_engine_sees_the_same_here(theirs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine's own cgroups; memory in use moves between the two looks."""
     ram = psutil.virtual_memory()
     monkeypatch.setattr(theirs.psutil, "virtual_memory", lambda: ram)
-    ours = HostMemory(virtual_memory=lambda: ram).available()
-    assert theirs.available_host_memory_bytes(allow_cgroup_fallback=True) == pytest.approx(ours, rel=0.05)
+    ours = HostMemory(virtual_memory=lambda: ram).available(reclaim=theirs.reclaims)
+    assert theirs.available_host_memory_bytes() == pytest.approx(ours, rel=0.05)

@@ -12,6 +12,7 @@ import pytest
 from attrs import evolve
 from sie_adapters_sglang import _engine, _plan
 from sie_core import DeviceGrant, DeviceOutOfMemory, Grant, ModelSpec, Residency, TransitionContext
+from sie_core.memory.emulated import EmulatedDevice
 from sie_testing import FakeOptions
 
 MIB = 1 << 20
@@ -176,3 +177,17 @@ def test_what_counts_as_more_on_a_card(
     with pytest.raises(DeviceOutOfMemory, match=r"took .* on cuda:0 and was promised"):
         start(home.model(), ctx=ctx)
     assert engines() <= others
+
+
+async def test_models_on_one_folder_that_come_together_all_answer(chat: Callable[..., ModelSpec], front: Any) -> None:
+    """B12: six of them. The first shows what all take: 20 MiB of weights and 64 MiB of cache, where the files say 16
+    and 32; the others were let in by the files, and are let in again."""
+    more = {"weights_gb": 20 / 1024, "kv_gb": 1 / 16}
+    models = [evolve(chat(more), name=f"chat{number}") for number in range(6)]
+    async with front(*models, devices=[EmulatedDevice("emulated:0", 1024 * MIB)], tier=0) as server:
+        answers = await asyncio.gather(*(server.chat(model.name) for model in models))
+        assert [answer.status_code for answer in answers] == [200] * 6, [answer.text for answer in answers]
+        for model in models:
+            assert server.ledger.holding(model.name)["emulated:0"] >= 84 * MIB
+        # It tells weights, cache and graphs in hundredths of a GiB: each may be half of one more. 1 MiB is F's.
+        assert server.booked()["emulated:0"] <= 6 * (84 + 3 * 5.2 + 1.1) * MIB

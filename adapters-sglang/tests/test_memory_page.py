@@ -10,7 +10,7 @@ import yaml
 from sie_adapters_sglang._costs import Graphs, default_costs
 from sie_adapters_sglang._hicache import HOST_RESERVE, HostPool, PoolTerms, PoolWish, size_pool
 from sie_adapters_sglang._sizing import Demand, Launch, promise, reserve, size_launch
-from sie_core import DeviceGrant, DeviceView, ResourceExhausted, format_bytes, parse_bytes
+from sie_core import DeviceGrant, DeviceView, format_bytes, parse_bytes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sglang-memory.md"
 MIB, GIB = 2**20, 2**30
@@ -79,22 +79,30 @@ def pool_terms(version: tuple[int, ...], ranks: int) -> PoolTerms:
     )
 
 
+RELEASES = (
+    ("0.5.10.post1", (0, 5, 10)),
+    ("0.5.20", (0, 5, 20)),
+    ("0.5.21", (0, 5, 21)),
+    ("0.5.22 and later", VERSION),
+)
+
+
 def pool_table() -> str:
     lines = ["| ranks | SGLang | flag | booked, all ranks |", "|---|---|---|---|"]
     for ranks in (1, 2, 4):
-        for name, version in (("0.5.10.post1", (0, 5, 10)), ("0.5.20", (0, 5, 20)), ("0.5.21 and later", VERSION)):
-            try:
-                pool = size_pool(PoolWish(), pool_terms(version, ranks))
-            except ResourceExhausted as refusal:
-                assert "would not exceed" in refusal.message
-                lines.append(f"| {ranks} | {name} | refused: not more than the device's pool | |")
+        for name, version in RELEASES:
+            pool = size_pool(PoolWish(), pool_terms(version, ranks))
+            if pool is None:
+                lines.append(f"| {ranks} | {name} | no pool: it can't exceed the device's | |")
                 continue
             lines.append(f"| {ranks} | {name} | `{' '.join(pool.flags)}` | {format_bytes(pool.booked_bytes)} |")
     return "\n".join(lines)
 
 
 def host_pool() -> HostPool:
-    return size_pool(PoolWish(size_gb=POOL_GB), pool_terms(VERSION, 1))
+    pool = size_pool(PoolWish(size_gb=POOL_GB), pool_terms(VERSION, 1))
+    assert pool is not None
+    return pool
 
 
 def host_need() -> int:

@@ -9,6 +9,7 @@ import signal
 import time
 from typing import Any
 
+import psutil
 import pytest
 from attrs import evolve
 from sie_adapters_sglang import plugin
@@ -266,3 +267,23 @@ async def test_no_schedule_of_parks_wakes_and_requests_kills_it(home: Any, start
     assert outcomes["parked"] > 1000
     for what in ("answered", "ModelLoading", "TimeoutError", "InferenceError"):
         assert outcomes[what] > 5, outcomes
+
+
+# --- what never parks ------------------------------------------------------------------------------------
+
+SAVER = {"--enable-memory-saver", "--enable-weights-cpu-backup", "--cuda-graph-backend-prefill"}
+
+
+@pytest.mark.parametrize(("tier", "allowed", "wanted"), [(0, True, set()), (8, False, set()), (8, True, SAVER)])
+async def test_the_memory_saver_is_for_those_that_may_be_parked(
+    home: Any, front: Any, helpers: Any, tier: int, allowed: bool, wanted: set[str]
+) -> None:
+    """B1: with a budget of 0, or host_offload: false, the command line is what it is without a tier."""
+    model = evolve(home.model(saver="0.0.10"), host_offload=allowed)
+    async with front(model, devices=[helpers.Card(24 * GIB)], tier=tier * GIB) as server:
+        assert (await server.chat()).status_code == 200
+        assert SAVER & set(server.argv()) == wanted
+        environment = psutil.Process(server.engine().pid).environ()
+        assert ("SGLANG_MEMORY_SAVER_CUDA_GRAPH" in environment) is bool(wanted)
+        parked = await server.act("park")
+        assert parked.status_code == (200 if wanted else 400 if tier else 501), parked.text

@@ -125,7 +125,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     import sie_core
 
     class Machine:
-        def available(self) -> int:
+        def available(self, *, reclaim: bool = True) -> int:
             return HOST["available"]
 
         def total(self) -> int:

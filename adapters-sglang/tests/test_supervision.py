@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from sie_adapters_sglang import _process, _state
 from sie_adapters_sglang._process import EngineProcess
 from sie_adapters_sglang._state import TOKEN, Home, end_orphans, state_folder
 from sie_adapters_sglang.adapters import GenerationAdapter
-from sie_core import EngineStartError
+from sie_core import EngineStartError, TransitionCancelled
 
 SERVER = """
 import json, sys, threading
@@ -156,6 +158,72 @@ def test_the_server_killed(server: Any, how: dict[str, Any]) -> None:
         assert time.monotonic() - begun < 1
 
 
+# --- the same grace, however it ends -------------------------------------------------------------------
+
+
+def _until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert what()
+
+
+def _starting() -> bool:
+    """Whether an engine that is being started has its signals in order."""
+    return any("standin: tidies" in log.read_text() for log in state_folder().glob("*/engine.log"))
+
+
+@pytest.mark.parametrize("how", ["called off", "timed out"])
+def test_an_engine_that_starts_has_its_grace(home: Any, helpers: Any, tmp_path: Path, how: str) -> None:
+    """B10: it takes 0.4 s to end in order, and gets 5. It is never ready."""
+    tidy = tmp_path / "tidy"
+    limit = 60.0 if how == "called off" else 2.0
+    model = home.model(how={"tidies": str(tidy), "start_s": 600}, stop_timeout_s=5.0, start_timeout_s=limit)
+    ctx = helpers.context()
+
+    def call_off() -> None:
+        _until(_starting)
+        ctx.cancelled.set()
+
+    if how == "called off":
+        threading.Thread(target=call_off).start()
+    with pytest.raises(TransitionCancelled if how == "called off" else EngineStartError):
+        GenerationAdapter().load(model, ctx, helpers.Events())
+    assert tidy.exists()
+    assert list(state_folder().iterdir()) == []
+
+
+async def test_a_server_that_stops_during_a_start_gives_the_engine_its_grace(
+    home: Any, front: Any, tmp_path: Path
+) -> None:
+    """B10"""
+    tidy = tmp_path / "tidy"
+    model = home.model(how={"tidies": str(tidy), "start_s": 600}, stop_timeout_s=5.0)
+    async with front(model) as server:
+        asked = asyncio.create_task(server.chat())
+        await asyncio.to_thread(_until, _starting)
+        await server.registry.shutdown(20.0)
+        assert (await asked).status_code == 503
+    assert tidy.exists()
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["with its guard", "without"])
+def test_the_engine_of_a_killed_server_has_its_grace(server: Any, tmp_path: Path, guarded: bool) -> None:
+    """B10: from the guard, or from the next server, which finds it without one."""
+    tidy = tmp_path / "tidy"
+    running = server(tidies=str(tidy))
+    if guarded:
+        running.kill()
+    else:
+        running.guard.suspend()
+        running.process.kill()
+        running.process.wait()
+        running.guard.kill()
+        assert end_orphans() == ["tiny"]
+    assert gone(running.engine, 10)
+    assert tidy.exists()
+
+
 def test_the_guard_killed(home: Any, start: Any, helpers: Any) -> None:
     events = helpers.Events()
     engine = start(home.model(how={"children": 2}), events=events)
@@ -215,7 +283,6 @@ def test_what_does_not_end_is_looked_for_again(server: Any, monkeypatch: pytest.
     running.guard.kill()
     with monkeypatch.context() as patched:
         patched.setattr(_state, "_GIVE_UP_S", 0.0)
-        patched.setattr(_state, "_ORPHAN_S", 0.0)
         patched.setattr(psutil.Process, "send_signal", lambda self, number: None)
         assert end_orphans() == []
     assert end_orphans() == ["tiny"]

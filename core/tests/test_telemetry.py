@@ -22,7 +22,8 @@ class Status:
     name: str = "minilm"
     residency: Residency = Residency.RESIDENT
     device_bytes: int = 1000
-    host_bytes: int = 20
+    host_bytes: int = 50
+    host_copy_bytes: int = 20
     leases: int = 2
     queued: int = 0
     overrun_bytes: int = 30

@@ -91,6 +91,16 @@ class Checkpoint:
         return len(kinds & {"sliding_attention", "full_attention", "chunked_attention"}) > 1
 
     @property
+    def is_hybrid(self) -> bool:
+        """Whether the engine makes several pools for it, of which only one is an ordinary KV cache."""
+        return self.has_windows or self.has_state
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its weights as they lie on disk."""
+        return sum(tensor.nbytes for tensor in self.tensors) + self.pickled_bytes
+
+    @property
     def latent(self) -> bool:
         """Whether it attends by one compressed vector a layer (multi-head latent attention)."""
         return bool(self.config.get("kv_lora_rank"))

@@ -28,8 +28,8 @@ from sie_adapters_sglang._costs import Costs
 from sie_adapters_sglang._emulated import EmulatedMemory
 from sie_adapters_sglang._gate import Gate
 from sie_adapters_sglang._gpu import held_on
-from sie_adapters_sglang._hicache import told_bytes
-from sie_adapters_sglang._launch import Running
+from sie_adapters_sglang._hicache import held_bytes, told_bytes
+from sie_adapters_sglang._launch import KILL_S, Running
 from sie_adapters_sglang._lora import Loras
 from sie_adapters_sglang._park import Parking
 from sie_adapters_sglang._plan import Plan
@@ -40,10 +40,6 @@ __all__ = ["GenerationEngine", "SglangEngine"]
 log = logging.getLogger(__name__)
 
 _PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
-_KILL_S = 3.0
-"""What SIGKILL and its aftermath may take of the time that the core gives for closing."""
-_ROUNDED = 5_000_000
-"""What two decimals of a GB may hide."""
 _PROBE = "The quick brown fox jumps over the lazy dog"
 
 
@@ -67,8 +63,9 @@ class SglangEngine(StreamEngine):
         weights = plan.checkpoint.weight_bytes(plan.options.tp_size)
         self.usage: Usage | None = Usage.of(told, weights) if told is not None else None
         self.emulated = EmulatedMemory(self.devices, self.usage.total if self.usage is not None else 0)
-        lines = running.process.log_lines() if running.pool is not None else ()
-        self._pool_told = told_bytes("\n".join(lines))
+        said = "\n".join(running.process.log_lines()) if running.pool is not None else ""
+        self._pool_told = told_bytes(said)
+        self._pool_held = held_bytes(running.pool, said) if running.pool is not None else 0
         running.listener.append(self._ended)
         if not running.process.alive:
             self.close(TransitionContext())
@@ -110,7 +107,7 @@ class SglangEngine(StreamEngine):
         self._client.close()
         self.emulated.give_back()
         process = self._running.process
-        left = ctx.deadline - time.monotonic() - _KILL_S
+        left = ctx.deadline - time.monotonic() - KILL_S
         if not process.stop(min(self.plan.options.stop_timeout_s, max(0.5, left))):
             process.kill()
         self._running.forget()
@@ -143,10 +140,7 @@ class SglangEngine(StreamEngine):
         if self._closing.is_set() or not self._running.process.alive:
             return MemoryReport(dict.fromkeys(self.devices, 0))
         held = {account: self._held_on(account) for account in self.devices}
-        pool, host = self._running.pool, 0
-        if pool is not None:
-            host = max(pool.booked_bytes, (self._pool_told or 0) - len(self.devices) * _ROUNDED)
-        return MemoryReport(held, host=host, figures=self._figures())
+        return MemoryReport(held, host=self._pool_held, figures=self._figures())
 
     def _figures(self) -> dict[str, int | float]:
         """How it was launched, and what it says of itself: bytes and tokens of each rank."""
@@ -165,7 +159,8 @@ class SglangEngine(StreamEngine):
             figures |= {f"host_pool_{name}": value for name, value in pool.figures.items()}
             figures |= {
                 "host_pool_rank_bytes": pool.rank_bytes,
-                "host_pool_bytes": pool.booked_bytes,
+                "host_pool_bytes": pool.nbytes,
+                "host_pool_huge_pages": int(pool.huge),
                 "host_pool_told_bytes": self._pool_told,
             }
         return {name: value for name, value in figures.items() if value is not None}

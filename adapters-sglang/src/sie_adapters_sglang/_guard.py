@@ -4,8 +4,9 @@ It starts the engine in a session of its own and ends all of it when its input c
 server dies, however it dies. It keeps the engine's log within bounds, and adopts (on Linux) what the engine's processes
 leave behind, so that a scheduler whose parent died is ended with the rest.
 
-Spoken to by lines: ``stop SECONDS`` ends the engine, with so long between SIGTERM and SIGKILL. It says, a JSON object a
-line: ``{"pid": P}`` when the engine runs, ``{"exit": CODE}`` when all of it is gone (negative: the signal).
+Its arguments: the log, its bytes at most, the seconds between SIGTERM and SIGKILL where nobody says otherwise, and the
+engine's command line. Spoken to by lines: ``stop SECONDS`` ends the engine with so long between them. It says, a JSON
+object a line: ``{"pid": P}`` when the engine runs, ``{"exit": CODE}`` when all of it is gone (negative: the signal).
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import sys
 import time
 from pathlib import Path
 
-ABANDONED_S = 2.0
-"""Between SIGTERM and SIGKILL when the server is gone."""
 _SET_CHILD_SUBREAPER = 36
 
 
@@ -78,8 +77,9 @@ def descendants() -> list[int]:
 class Guard:
     """One engine from its start to the end of its last process."""
 
-    def __init__(self, command: list[str], log: Log) -> None:
+    def __init__(self, command: list[str], log: Log, grace_s: float) -> None:
         self.log = log
+        self.grace_s = grace_s
         self.child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -123,7 +123,7 @@ class Guard:
                 break
             if pid == self.child.pid:
                 self.exit = os.waitstatus_to_exitcode(status)
-                self.stop(ABANDONED_S if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()))
+                self.stop(self.grace_s if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()))
         return False
 
     def read_log(self, most: int = 16) -> None:
@@ -162,7 +162,7 @@ class Guard:
                 self.read_log()
             if 0 in ready and not self.obey(buffer):
                 listening = False
-                self.stop(ABANDONED_S)
+                self.stop(self.grace_s)
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.killed = True
                 self.signal_all(signal.SIGKILL)
@@ -173,7 +173,7 @@ class Guard:
 
 
 def main() -> None:
-    log, limit, *command = sys.argv[1:]
+    log, limit, grace, *command = sys.argv[1:]
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     os.set_blocking(readable, False)
@@ -182,7 +182,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)  # the server says when; its end is the end of the input
     adopt()
-    Guard(command, Log(log, int(limit))).run(readable)
+    Guard(command, Log(log, int(limit)), float(grace)).run(readable)
 
 
 if __name__ == "__main__":

@@ -6,30 +6,37 @@ peers pin memory: together they refuse pools that fit and accept pools that do n
 snapshot, and handed over in the way that the installed version honours:
 
 ========================  ==========================================================================================
-one rank                  ``--hicache-size`` in whole GB (1e9), with 10 GiB left beside it
+one rank                  ``--hicache-size`` in whole GB (1e9), with 10 GiB left beside it; below 1 GB a ratio
 several ranks, 0.5.21 on  ``--hicache-host-memory-fraction``, which they divide before any of them pins
-several ranks, older      ``--hicache-size``; the last rank still has to see its share, so no more than
+0.5.21, any ranks         the same: it counts the page cache as used, and so takes less once it has read its weights
+several ranks, 0.5.20     ``--hicache-size``; it divides by the ranks what the others left, so no more than
                           ``(available - 10 GiB) / (2 × ranks - 1)`` each
-before 0.5.20             refused where the pool would not exceed the device's; every pool of a hybrid gets the size
+before 0.5.20             no rank divides: ``(available - 10 GiB) / ranks`` each. Refused where the pool would not
+                          exceed the device's. Every pool of a hybrid model gets the whole size: so a ratio
 ========================  ==========================================================================================
+
+Where the pool lies in huge pages that were set aside for it, it takes nothing of what is available, which the engine
+measures all the same. A draft model's pool is counted by the share of 0.5.21 and later, and by nothing else.
 
 What a profile asks for itself is honoured or refused, never made smaller. Sizes in bytes.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping
 from decimal import ROUND_DOWN, Decimal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from sie_core import NeverFits, ResourceExhausted, format_bytes
 
 from sie_adapters_sglang._errors import BadOptions
 
-__all__ = ["HOST_RESERVE", "HostPool", "PoolTerms", "PoolWish", "size_pool", "told_bytes"]
+__all__ = ["HOST_RESERVE", "HostPool", "PoolTerms", "PoolWish", "held_bytes", "size_pool", "told_bytes"]
 
+_log = logging.getLogger("sie.sglang")
 GB = 10**9
 HOST_RESERVE = 10 * 1024**3
 _FRACTION = 0.8
@@ -37,6 +44,9 @@ _SLACK = 0.05
 """Of the budget, for page rounding and staging buffers that the engine does not count."""
 _DIGITS = Decimal("0.0001")
 _TOLD = re.compile(r"\bAllocating\b.*?(\d+\.\d\d) GB host memory")
+_NO_HUGE_PAGES = "falling back to plain mmap"
+_ROUNDED = 5_000_000
+"""What two decimals of a GB may hide."""
 _RATIOS = {"cache": 2.0, "buffer_only": 1.2}
 
 
@@ -57,6 +67,8 @@ class PoolTerms:
     ``available``: what the host still gives to anybody, one snapshot for all ranks; ``total``: all it has.
     ``device_pools``: bytes of each pool of one rank that gets a mirror (a hybrid model has two or more).
     ``page_bytes``: of one page of KV cache. ``share``: what the ledger gives this engine at most, all ranks together.
+    ``reads``: bytes by which ``available`` may fall until the engine looks. ``drafts``: a draft model has pools too.
+    ``huge``: free bytes of the huge pages that the pool is made of; 0: it is made of others.
     """
 
     name: str
@@ -67,6 +79,9 @@ class PoolTerms:
     device_pools: tuple[int, ...]
     page_bytes: int = 0
     share: int | None = None
+    reads: int = 0
+    drafts: bool = False
+    huge: int = 0
 
     @property
     def room(self) -> int:
@@ -90,7 +105,15 @@ class PoolTerms:
     @property
     def each(self) -> int:
         """The most that one rank may take so that every rank's own check passes."""
-        return self.room // (2 * self.ranks - 1)
+        room = self.room - self.reads
+        divides = self.version >= (0, 5, 20)
+        pinned = self.ranks - 1 if divides and not self.huge else 0  # of its peers, before the last one divides
+        return room // (self.ranks + pinned)
+
+    @property
+    def ever(self) -> int:
+        """Bytes for all ranks together on a host that nobody else uses."""
+        return self.total - HOST_RESERVE
 
 
 @frozen
@@ -101,11 +124,27 @@ class HostPool:
     rank_bytes: int
     flags: tuple[str, ...]
     figures: Mapping[str, int | float] = field(factory=dict)
+    huge: bool = False
+    """It lies in huge pages, which nobody else can have."""
+
+    @property
+    def nbytes(self) -> int:
+        """All ranks together."""
+        return self.ranks * self.rank_bytes
 
     @property
     def booked_bytes(self) -> int:
-        """What to book on the host: all ranks together."""
-        return self.ranks * self.rank_bytes
+        """What to book on the host."""
+        return 0 if self.huge else self.nbytes
+
+
+def held_bytes(pool: HostPool, log: str) -> int:
+    """What the ranks hold on the host: what was booked, or what the log says where that is more or less."""
+    booked = pool.booked_bytes if _NO_HUGE_PAGES not in log else pool.nbytes
+    told, hidden = told_bytes(log), pool.ranks * _ROUNDED
+    if told is None or not booked:
+        return booked
+    return min(max(booked, told - hidden), told + hidden)
 
 
 def told_bytes(log: str) -> int | None:
@@ -117,11 +156,11 @@ def told_bytes(log: str) -> int | None:
     return round(sum(told) * GB) if told else None
 
 
-def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool:
-    """Size the pool.
+def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool | None:
+    """Size the pool. ``None``: nothing was asked for, and this host can never hold one.
 
     Raises:
-        BadOptions: the profile asks for what this version does not take.
+        BadOptions: the profile asks for what this version does not take, or what can't be booked.
         NeverFits: it asks for more than the host has.
         ResourceExhausted: there is no room for it now.
     """
@@ -131,18 +170,38 @@ def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool:
     for key in asked:
         if getattr(wish, key) <= 0:  # to the engine a size of 0 means twice the device's pools
             raise BadOptions(f"model {terms.name!r}: HiCache {key} must be more than 0, not {getattr(wish, key)}")
+    if terms.drafts:
+        _check_drafts(terms, wish)
     if wish.size_gb is not None:
         return _checked(terms, _with_size(terms, wish.size_gb))
     if wish.ratio is not None:
         return _checked(terms, _with_ratio(terms, wish.ratio))
-    if terms.version >= (0, 5, 21) and (terms.ranks > 1 or wish.fraction is not None):
-        return _with_fraction(terms, wish)
-    if wish.fraction is not None:
+    if terms.version < (0, 5, 21) and wish.fraction is not None:
         raise BadOptions(
-            f"model {terms.name!r}: SGLang {'.'.join(map(str, terms.version))} knows no HiCache fraction "
-            "(0.5.21 does): give a size or a ratio"
+            f"model {terms.name!r}: SGLang {_dotted(terms)} knows no HiCache fraction (0.5.21 does): "
+            "give a size or a ratio"
         )
+    if wish.fraction is not None:
+        return _as_fraction(terms, Decimal(str(wish.fraction)), exact=True)
     return _of_our_choice(terms, wish)
+
+
+def _check_drafts(terms: PoolTerms, wish: PoolWish) -> None:
+    """Its pools come on top of a size and of a ratio, and nothing tells how large they are. Raises BadOptions."""
+    if terms.version < (0, 5, 21):
+        raise BadOptions(
+            f"model {terms.name!r}: the HiCache pools of a draft model can't be booked with SGLang {_dotted(terms)}: "
+            "install 0.5.21 or later, or leave out --speculative-algorithm or HiCache"
+        )
+    if wish.size_gb is not None or wish.ratio is not None:
+        raise BadOptions(
+            f"model {terms.name!r}: the pools of a draft model come on top of a HiCache size or ratio and can't be "
+            "booked: give hicache_fraction, or nothing"
+        )
+
+
+def _dotted(terms: PoolTerms) -> str:
+    return ".".join(map(str, terms.version))
 
 
 # --- what the profile asks for ---------------------------------------------------------------------
@@ -160,21 +219,22 @@ def _with_ratio(terms: PoolTerms, ratio: float) -> HostPool:
 
 def _checked(terms: PoolTerms, pool: HostPool) -> HostPool:
     """As asked for, or refused."""
-    booked = pool.booked_bytes
+    booked = pool.nbytes
     what = f"{' '.join(pool.flags)} of model {terms.name!r} is {format_bytes(booked)} of host memory"
     if terms.ranks > 1:
         what += f" ({terms.ranks} ranks, {format_bytes(pool.rank_bytes)} each)"
-    if booked + HOST_RESERVE > terms.total:
+    if pool.nbytes + HOST_RESERVE > terms.total:
         raise NeverFits(
             f"{what}, and {format_bytes(HOST_RESERVE)} have to be left of {format_bytes(terms.total)} in all",
             account="host",
             needed=booked + HOST_RESERVE,
             capacity=terms.total,
         )
-    if terms.share is not None and booked > terms.share:
+    pool = _in_huge_pages(terms, pool)
+    if terms.share is not None and pool.booked_bytes > terms.share:
         raise ResourceExhausted(f"{what}, and the ledger has {format_bytes(terms.share)} for it", retry_after_s=10.0)
-    if booked > terms.room or pool.rank_bytes > terms.each:
-        most = max(0, min(terms.each, terms.room // terms.ranks))
+    if pool.rank_bytes > terms.each:
+        most = max(0, terms.each)
         raise ResourceExhausted(
             f"{what}: of {format_bytes(terms.available)} available, {format_bytes(HOST_RESERVE)} have to be left, so "
             f"each rank can have {format_bytes(most)}",
@@ -182,6 +242,11 @@ def _checked(terms: PoolTerms, pool: HostPool) -> HostPool:
         )
     _check_exceeds(terms, pool)
     return pool
+
+
+def _in_huge_pages(terms: PoolTerms, pool: HostPool) -> HostPool:
+    """The pool in huge pages where enough of them are free: else the engine takes others."""
+    return evolve(pool, huge=pool.nbytes <= terms.huge)
 
 
 def _check_exceeds(terms: PoolTerms, pool: HostPool) -> None:
@@ -193,8 +258,8 @@ def _check_exceeds(terms: PoolTerms, pool: HostPool) -> None:
     if small or pool.figures.get("ratio", 1.0) < 1.0:
         raise ResourceExhausted(
             f"{' '.join(pool.flags)} of model {terms.name!r} would not exceed the device's pool "
-            f"({format_bytes(max(terms.device_pools))}), which SGLang "
-            f"{'.'.join(map(str, terms.version))} wants: give it more host memory or fewer tokens (max_total_tokens)",
+            f"({format_bytes(max(terms.device_pools))}), which SGLang {_dotted(terms)} wants: give it more host "
+            "memory or fewer tokens (max_total_tokens)",
             retry_after_s=10.0,
         )
 
@@ -202,31 +267,49 @@ def _check_exceeds(terms: PoolTerms, pool: HostPool) -> None:
 # --- what is decided here --------------------------------------------------------------------------
 
 
-def _budget(terms: PoolTerms, fraction: float) -> int:
-    """What one rank may take."""
-    budget = int(terms.room // terms.ranks * fraction)
-    return budget if terms.share is None else min(budget, terms.share // terms.ranks)
-
-
-def _wanted(terms: PoolTerms, wish: PoolWish, budget: int) -> int:
+def _wanted(terms: PoolTerms, wish: PoolWish) -> int:
+    """What one rank would take by itself, pages not counted."""
     ratio = _RATIOS.get(wish.mode, _RATIOS["cache"])
+    budget = int(terms.room // terms.ranks * _FRACTION)
     return min(int(terms.device_bytes * ratio), int(budget * (1 - _SLACK)))
 
 
-def _of_our_choice(terms: PoolTerms, wish: PoolWish) -> HostPool:
-    """Whole GB a rank: no more than the engine would choose if it could see what all its ranks take."""
-    most = min(_wanted(terms, wish, _budget(terms, _FRACTION)), terms.each - terms.pages)
-    size_gb = most // (terms.times * GB)
-    if size_gb < 1:
-        raise _nothing_left(terms, max(0, most), "1 GB, the least that it takes")
-    return _checked(terms, _with_size(terms, size_gb))
+def _given(terms: PoolTerms) -> int:
+    """What one rank may take of what the ledger gives."""
+    return terms.room if terms.share is None or terms.huge else terms.share // terms.ranks
 
 
-def _with_fraction(terms: PoolTerms, wish: PoolWish) -> HostPool:
+def _of_our_choice(terms: PoolTerms, wish: PoolWish) -> HostPool | None:
+    """No more than the engine would choose if it could see what all its ranks take."""
+    try:
+        if terms.drafts or terms.version == (0, 5, 21) or (terms.version > (0, 5, 21) and terms.ranks > 1):
+            return _share_of_ours(terms, wish)
+        return _size_of_ours(terms, wish)
+    except ResourceExhausted as error:
+        # Nobody's leaving would help where the whole host is too small: then there is no pool, and no refusal.
+        least = terms.device_bytes if terms.version < (0, 5, 20) else 0
+        if terms.share != 0 and terms.ever // terms.ranks > least + terms.pages:
+            raise
+        _log.warning("model %r runs without a HiCache pool: %s", terms.name, error.message)
+        return None
+
+
+def _size_of_ours(terms: PoolTerms, wish: PoolWish) -> HostPool:
+    """Whole GB a rank, or a ratio: below 1 GB, and where every pool would get the whole size."""
+    most = min(_wanted(terms, wish), terms.each - terms.pages, _given(terms) - terms.pages)
+    if most >= GB and terms.times == 1:
+        return _checked(terms, _with_size(terms, most // GB))
+    ratio = Decimal(max(0, most)) / Decimal(max(1, terms.device_bytes))
+    ratio = ratio.quantize(_DIGITS, rounding=ROUND_DOWN)
+    if ratio <= 0:
+        raise _nothing_left(terms, max(0, most), "more than that")
+    return _checked(terms, _with_ratio(terms, float(ratio)))
+
+
+def _share_of_ours(terms: PoolTerms, wish: PoolWish) -> HostPool:
     """The engine divides by the ranks itself, before any of them pins; the budget is what is booked."""
-    if wish.fraction is not None:
-        return _as_fraction(terms, Decimal(str(wish.fraction)), exact=True)
-    budget = min(_budget(terms, _FRACTION), math.ceil(_wanted(terms, wish, terms.room) / (1 - _SLACK)) + terms.pages)
+    wanted = math.ceil(_wanted(terms, wish) / (1 - _SLACK)) + terms.pages
+    budget = min(int(terms.room // terms.ranks * _FRACTION), wanted, _given(terms))
     return _as_fraction(terms, Decimal(terms.ranks * budget) / Decimal(max(1, terms.room)), exact=False)
 
 
@@ -236,12 +319,14 @@ def _as_fraction(terms: PoolTerms, fraction: Decimal, *, exact: bool) -> HostPoo
     if fraction > 1:
         raise BadOptions(f"model {terms.name!r}: a HiCache fraction is at most 1, not {fraction}")
     rank_bytes = int(terms.room // terms.ranks * fraction) if terms.room > 0 and fraction > 0 else 0
-    if rank_bytes <= terms.pages:
-        raise _nothing_left(terms, rank_bytes, f"the {format_bytes(terms.pages)} of one page a pool")
-    if terms.share is not None and terms.ranks * rank_bytes > terms.share:
-        raise _nothing_left(terms, terms.share // terms.ranks, format_bytes(rank_bytes))
+    left = int((terms.room - terms.reads) // terms.ranks * fraction)
+    if min(rank_bytes, left) <= terms.pages:
+        raise _nothing_left(terms, max(0, min(rank_bytes, left)), f"the {format_bytes(terms.pages)} of one page a pool")
     flags = ("--hicache-host-memory-fraction", str(fraction))
-    return HostPool(terms.ranks, rank_bytes, flags, {"fraction": float(fraction)})
+    pool = _in_huge_pages(terms, HostPool(terms.ranks, rank_bytes, flags, {"fraction": float(fraction)}))
+    if terms.share is not None and pool.booked_bytes > terms.share:
+        raise _nothing_left(terms, terms.share // terms.ranks, format_bytes(rank_bytes))
+    return pool
 
 
 def _nothing_left(terms: PoolTerms, left: int, least: str) -> ResourceExhausted:

@@ -24,9 +24,11 @@ from sie_adapters_sglang._process import EngineProcess
 from sie_adapters_sglang._sizing import Launch
 from sie_adapters_sglang._state import Home
 
-__all__ = ["Running", "start"]
+__all__ = ["KILL_S", "Running", "start"]
 
 _FIRST_POLL_S, _POLL_S = 0.02, 0.25
+KILL_S = 3.0
+"""What SIGKILL and its aftermath may take of the time that the core gives for starting or closing an engine."""
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|Not enough memory\. Please try")
 _MANY_LINES = 1000
 _ATTEMPTS = 2
@@ -49,7 +51,7 @@ class Running:
 
     def abandon(self) -> None:
         """Before anybody can close it."""
-        self.process.kill()
+        self.process.end()
         self.forget()
 
     def forget(self) -> None:
@@ -88,7 +90,7 @@ def start(model: ModelSpec, plan: Plan, ctx: TransitionContext) -> Running:
     flags = flags_for(plan.installed.sglang)
     devices = _Devices.of(list(ctx.grant.devices))
     sizing, pool = plan.launch(ctx.grant)
-    saver = plan.options.park and devices.kind == "cuda" and plan.installed.memory_saver is not None
+    saver = plan.saver and devices.kind == "cuda"
     extra = _beside_saver(plan, flags) if saver else []
     if pool is not None:
         extra += ["--enable-hierarchical-cache", *pool.flags]
@@ -150,7 +152,7 @@ def _launch(
             tell()
 
     with ExitStack() as undo:
-        home = Home(model.name)
+        home = Home(model.name, plan.options.stop_timeout_s)
         undo.callback(home.forget)
         # Not on the command line, which everybody on the machine can read.
         config = home.secret("keys.yaml", json.dumps({"api-key": keys.api, "admin-api-key": keys.admin}))
@@ -163,7 +165,7 @@ def _launch(
             secrets=(keys.api, keys.admin),
             on_end=on_end,
         )
-        undo.callback(process.kill)
+        undo.callback(process.end)
         control = Control(url, keys)
         undo.callback(control.close)
         _wait_ready(plan, ctx, process, control)
@@ -176,7 +178,9 @@ def _launch(
 def _wait_ready(plan: Plan, ctx: TransitionContext, process: EngineProcess, control: Control) -> None:
     options = plan.options
     begun = heard = time.monotonic()
-    until = min(begun + options.start_timeout_s, ctx.deadline - 2.0)
+    left = ctx.deadline - begun
+    # It is ended in time as well, with its grace.
+    until = begun + min(options.start_timeout_s, left - min(options.stop_timeout_s + KILL_S, left / 2))
     mark = process.log_mark()
     health, pause = _Health(control), _FIRST_POLL_S
     while True:

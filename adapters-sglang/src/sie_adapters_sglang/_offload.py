@@ -41,6 +41,8 @@ def announce(engine: Engine) -> int | Declined | None:
         return Declined("its options say park: false")
     if "cpu" in kinds:
         return Declined("it runs on the CPU: parking it would free nothing")
+    if "cuda" in kinds and not engine.plan.parks:
+        return Declined("it was started when it could not be parked: unload it, and the next start is one that can")
     if "cuda" in kinds and not engine.saver:
         return Declined("torch-memory-saver is not installed beside its SGLang: a release would free nothing")
     if engine.usage is None:

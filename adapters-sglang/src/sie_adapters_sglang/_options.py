@@ -29,6 +29,11 @@ def _fraction(_: Any, attribute: Attribute[Any], value: float | None) -> None:
         raise ValueError(f"{attribute.name} must lie between 0 and 1, not {value}")
 
 
+def _share(_: Any, attribute: Attribute[Any], value: float | None) -> None:
+    if value is not None and not 0 < value <= 1:
+        raise ValueError(f"{attribute.name} must be more than 0 and at most 1, not {value}")
+
+
 @frozen(kw_only=True)
 class EngineOptions:
     """How an engine is started. Common to every adapter of this package. Times in seconds.
@@ -103,7 +108,7 @@ class HiCacheOptions(GenerationOptions):
 
     hicache_size: int | None = field(default=None, validator=_positive)
     hicache_ratio: float | None = field(default=None, validator=_positive)
-    hicache_fraction: float | None = field(default=None, validator=_fraction)
+    hicache_fraction: float | None = field(default=None, validator=_share)
     hicache_write_policy: str | None = None
     hicache_io_backend: str | None = None
     hicache_mem_layout: str | None = None

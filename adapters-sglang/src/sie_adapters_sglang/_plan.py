@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
 from sie_core import (
     AdmissionReserve,
+    DeviceNeed,
     DeviceView,
     Grant,
     ModelSourceInvalid,
@@ -33,7 +34,13 @@ from sie_adapters_sglang._installed import Installed, find_installed
 from sie_adapters_sglang._options import EngineOptions, GenerationOptions, HiCacheOptions
 from sie_adapters_sglang._sizing import Demand, Launch, reserve, size_launch
 
+if TYPE_CHECKING:
+    from sie_core import HostMemory
+
 _PAGE_TOKENS = 64
+_NO_DRAFTS = ("NGRAM", "NONE")
+"""Speculative decoding without a draft model, which would have a KV cache of its own."""
+_HUGE = {"2MB": 2 * 1024**2, "1GB": 1024**3}
 
 __all__ = ["Plan", "cost_cache", "engine_kind", "model_files", "plan_for", "read_config"]
 
@@ -87,6 +94,13 @@ class Plan:
     checkpoint: Checkpoint
     demand: Demand
     graphs: Graphs
+    parks: bool = True
+    """Whether the core may ever park it."""
+
+    @property
+    def saver(self) -> bool:
+        """Whether it is started with the memory saver on a device that has one: what never parks has no use for it."""
+        return self.parks and self.options.park and self.installed.memory_saver is not None
 
     def reserve(self, views: Sequence[DeviceView]) -> AdmissionReserve:
         """What to ask the ledger for. Raises NeverFits."""
@@ -95,8 +109,16 @@ class Plan:
         largest = max(seen, key=lambda view: view.total, default=None)
         costs = self.costs(largest.name, largest.total) if largest is not None else self.costs("cpu", 0)
         answer = reserve(self.demand, costs, seen)
-        pool = self.pool(answer.ranks[0].want_bytes, costs)
+        pool = self.pool(self._likely(answer.ranks[0], seen), costs)
         return answer if pool is None else attrs.evolve(answer, host_bytes=pool.booked_bytes)
+
+    def _likely(self, need: DeviceNeed, views: Sequence[DeviceView]) -> int:
+        """What a rank will be granted for weights and KV cache as far as that can be told: its pool goes by that.
+
+        Where others have to go first, it may be all that it wants.
+        """
+        most = max((view.available for view in views), default=0) - need.context_bytes - need.headroom_bytes
+        return min(need.want_bytes, most) if most >= need.min_bytes else need.want_bytes
 
     def pool(self, static: int, costs: Costs, share: int | None = None) -> HostPool | None:
         """The HiCache pool beside ``static`` bytes of weights and KV cache a rank; ``None``: it has none.
@@ -110,18 +132,30 @@ class Plan:
 
         cache = max(0, static - self.demand.weights(costs))
         host = HostMemory()
+        version = version_key(self.installed.sglang)[:3]
+        given = dict(_flags_in(options.extra_args))
+        # The page cache counts as used to this release, in a container: its own weights too, once it has read them.
+        strict = version == (0, 5, 21)
         terms = PoolTerms(
             name=self.demand.name,
-            version=version_key(self.installed.sglang)[:3],
+            version=version,
             ranks=options.tp_size,
-            available=host.available(),
+            available=host.available(reclaim=not strict),
             total=host.total(),
-            # Layers with a window have a pool of their own, and nobody says yet how large.
-            device_pools=(cache - cache // 2, cache // 2) if self.checkpoint.has_windows else (cache,),
+            # Layers with a window or a state have a pool of their own, and nobody says yet how large.
+            device_pools=(cache - cache // 2, cache // 2) if self.checkpoint.is_hybrid else (cache,),
             page_bytes=_PAGE_TOKENS * self.demand.per_token(costs),
             share=share,
+            reads=self.checkpoint.file_bytes if strict and host.limit() is not None else 0,
+            drafts=given.get("--speculative-algorithm", "NGRAM").upper() not in _NO_DRAFTS,
+            huge=_huge_pages(host, options.env) if version >= (0, 5, 20) else 0,
         )
-        wish = PoolWish(size_gb=options.hicache_size, ratio=options.hicache_ratio, fraction=options.hicache_fraction)
+        wish = PoolWish(
+            size_gb=options.hicache_size,
+            ratio=options.hicache_ratio,
+            fraction=options.hicache_fraction,
+            mode=given.get("--hicache-host-memory-mode", "cache"),
+        )
         return size_pool(wish, terms)
 
     def launch(self, grant: Grant) -> tuple[Launch, HostPool | None]:
@@ -159,6 +193,7 @@ class Plan:
         skipped = ("python", "env", "start_timeout_s", "stall_timeout_s", "stop_timeout_s", "mem_fraction_static")
         flags = [f"{name}={value}" for name, value in told.items() if name not in (*skipped, "max_total_tokens")]
         written = (self.folder / "config.json").stat()
+        flags.append(f"saver={self.saver}")  # with it, other graphs are recorded
         flags.append(f"written={written.st_mtime_ns}")  # another model may come to stand in the same folder
         return CostCache.key(str(self.folder), self.installed.sglang, flags, device)
 
@@ -197,7 +232,14 @@ def plan_for(
         mem_fraction_static=options.mem_fraction_static,
         capped=not checkpoint.has_state,
     )
-    return Plan(options, installed, folder, config, checkpoint, demand, _graphs(options, checkpoint))
+    graphs = _graphs(options, checkpoint)
+    return Plan(options, installed, folder, config, checkpoint, demand, graphs, parks=model.host_offload)
+
+
+def _huge_pages(host: HostMemory, env: Mapping[str, str]) -> int:
+    """Bytes of the huge pages that the engine was told to make its pool of; 0: none, or none are free."""
+    told = {**os.environ, **env}.get("SGLANG_HUGEPAGE_SIZE", "").strip().upper()
+    return host.free_huge_pages(_HUGE[told]) if told in _HUGE else 0
 
 
 def _graphs(options: EngineOptions, checkpoint: Checkpoint) -> Graphs:

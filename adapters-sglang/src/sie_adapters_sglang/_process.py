@@ -31,6 +31,8 @@ _POLL_S = 0.1
 class EngineProcess:
     """Started by its constructor. ``on_end`` is called once, from a thread of its own, when all of it is gone.
 
+    ``home`` says how long it has between SIGTERM and SIGKILL, whoever ends it and however that came about.
+
     Raises:
         EngineStartError: nothing could be started at all.
     """
@@ -52,7 +54,16 @@ class EngineProcess:
         self._on_end = on_end
         self._running = threading.Event()
         self._lock = threading.Lock()
-        guard = [sys.executable, "-I", "-S", str(Path(_guard.__file__)), str(home.log), str(_LOG_BYTES), *command]
+        guard = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(_guard.__file__)),
+            str(home.log),
+            str(_LOG_BYTES),
+            str(home.grace_s),
+            *command,
+        ]
         try:
             self._guard = spawn(
                 guard,
@@ -85,6 +96,11 @@ class EngineProcess:
         """SIGTERM, and SIGKILL after ``grace_s`` seconds. True: all of it is gone."""
         self._tell(f"stop {grace_s}\n")
         return self.ended.wait(grace_s + _GUARD_S)
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL after its grace. Returns when all of it is gone."""
+        if not self.stop(self.home.grace_s):
+            self.kill()
 
     def kill(self) -> None:
         """At once, and without the guard's help if need be. Returns when all of it is gone.

@@ -32,6 +32,7 @@ from sie_core import (
     DeviceOutOfMemory,
     DeviceView,
     NeverFits,
+    ReserveOutdated,
     ResourceExhausted,
     format_bytes,
 )
@@ -206,7 +207,8 @@ def size_launch(
     """The flags for what was granted, one grant a rank. ``kinds``: of the devices.
 
     Raises:
-        ResourceExhausted: less than the weights and the smallest KV pool is left of it.
+        ReserveOutdated: less than the weights and the smallest KV pool is left of it. Another launch of the same model
+            may have shown since the admission what it takes.
     """
     if not grants:
         raise ResourceExhausted(f"model {demand.name!r} was granted no device")
@@ -265,10 +267,10 @@ def _token_cap(demand: Demand, costs: Costs, static: int, kind: str) -> int | No
 
 def _too_little(
     demand: Demand, costs: Costs, grants: Mapping[str, DeviceGrant], most: int, bounded: bool
-) -> ResourceExhausted:
+) -> ReserveOutdated:
     account, grant = min(grants.items(), key=lambda item: item[1].free_bytes)
     advice = "raise mem_fraction_static, or unload something" if bounded else "unload something, or try again later"
-    return ResourceExhausted(
+    return ReserveOutdated(
         f"model {demand.name!r} would get {format_bytes(most)} on {account} and needs {_smallest(demand, costs)}: of "
         f"{format_bytes(grant.free_bytes)} free, {format_bytes(grant.others_unrealised_bytes)} are promised to others, "
         f"{format_bytes(grant.headroom_bytes)} are its headroom and {format_bytes(costs.context + costs.beside)} go to "

@@ -24,16 +24,20 @@ import psutil
 from attrs import asdict, frozen
 from sie_core import EngineStartError
 
-__all__ = ["TOKEN", "Home", "end_orphans", "kill_marked", "state_folder"]
+__all__ = ["GRACE_S", "TOKEN", "Home", "end_orphans", "kill_marked", "state_folder"]
 
 log = logging.getLogger(__name__)
 
 TOKEN = "SIE_ENGINE_TOKEN"
 """The variable that marks a process as an engine's."""
-_ORPHAN_S = 2.0
-_GIVE_UP_S = 20.0
+GRACE_S = 20.0
+"""Between SIGTERM and SIGKILL, unless a model says otherwise."""
+_LOOK_S = 0.05
+_GIVE_UP_S = 22.0
 """Less than the core waits for what a model needs."""
 _lock = threading.Lock()
+_told: dict[str, float] = {}
+"""By token, when an engine that was left behind was told to end."""
 
 
 def state_folder() -> Path:
@@ -99,10 +103,11 @@ class _Owner:
 class Home:
     """The folder of one engine. ``token`` goes into its environment. Raises EngineStartError: the disk says no."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, grace_s: float = GRACE_S) -> None:
         self.token = secrets.token_hex(16)
         self.folder = state_folder() / self.token
-        self._about = {"token": self.token, "model": model, "owner": asdict(_Owner.this())}
+        self.grace_s = grace_s
+        self._about = {"token": self.token, "model": model, "owner": asdict(_Owner.this()), "grace_s": grace_s}
         try:
             with _kept_in(self.folder):
                 self.folder.mkdir(mode=0o700)
@@ -149,7 +154,7 @@ def end_orphans() -> list[str]:
                     about["model"],
                     len(left),
                 )
-                if not _end(about["token"], about["pid"]):
+                if not _end(str(about["token"]), about["pid"], about.get("grace_s")):
                     continue  # it is looked for again, as long as it is there
                 ended.append(str(about["model"]))
             shutil.rmtree(folder, ignore_errors=True)
@@ -199,18 +204,22 @@ def kill_marked(token: str, leader: int) -> bool:
     return bool(left)
 
 
-def _end(token: object, leader: object) -> bool:
-    """Whether nothing of it is left."""
-    number, until = signal.SIGTERM, time.monotonic() + _GIVE_UP_S
+def _end(token: str, leader: object, grace: object) -> bool:
+    """Whether nothing of it is left. It has the same grace as from a living server, over several calls if need be."""
+    grace_s = float(grace) if isinstance(grace, int | float) else GRACE_S
+    until = time.monotonic() + _GIVE_UP_S
     while left := _processes_of(token, leader):
-        for process in left:
-            with contextlib.suppress(OSError, psutil.Error):
-                process.send_signal(number)  # not to whoever has its number by now
-        soon = time.monotonic() + _ORPHAN_S
-        while time.monotonic() < soon and _processes_of(token, leader):
-            time.sleep(0.05)
-        number = signal.SIGKILL
-        if time.monotonic() > until:
+        now = time.monotonic()
+        late = now - _told.get(token, now) >= grace_s
+        if token not in _told or late:
+            for process in left:
+                with contextlib.suppress(OSError, psutil.Error):
+                    # not to whoever has its number by now
+                    process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+        _told.setdefault(token, now)
+        if now > until:
             log.error("processes %s of an engine that was left behind don't end", [process.pid for process in left])
             return False
+        time.sleep(_LOOK_S)
+    _told.pop(token, None)
     return True

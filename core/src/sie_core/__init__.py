@@ -24,9 +24,9 @@ _ROOMS = {
         "EngineStartError Forbidden GatedModel HookFailed HookTimeout HostMemoryError HostOutOfMemory InferenceError "
         "InputTooLong InvalidInput LedgerError LoadError LoraLoading MissingAdapter MissingDependency ModelLoadFailed "
         "ModelLoading ModelNotFound ModelSourceInvalid ModelSourceNotFound NeverFits NonFiniteOutput OutOfMemory "
-        "PluginBroken PluginConflict PluginError PluginIncompatible QueueFull RequestError ResourceExhausted "
-        "ShuttingDown SieError TransitionCancelled TransitionError Unauthorized Unavailable UnsafeSource "
-        "Unsupported WakeCheckFailed"
+        "PluginBroken PluginConflict PluginError PluginIncompatible QueueFull RequestError ReserveOutdated "
+        "ResourceExhausted ShuttingDown SieError TransitionCancelled TransitionError Unauthorized Unavailable "
+        "UnsafeSource Unsupported WakeCheckFailed"
     ),
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
     "sie_core.memory.emulated": "EmulatedBuffer EmulatedDevice",

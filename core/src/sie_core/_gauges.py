@@ -88,7 +88,9 @@ class Gauges:
 
         gauge("residency", "{model}", "1 for the state a model is in.", lambda status: 1, "residency")
         gauge("device.memory", "By", "Device bytes charged.", lambda status: status.device_bytes)
-        gauge("host_cache.memory", "By", "Host bytes charged.", lambda status: status.host_bytes)
+        gauge("host.memory", "By", "Host bytes charged, of whatever kind.", lambda status: status.host_bytes)
+        about = "Host bytes charged for the model's copy in the host tier."
+        gauge("host_cache.memory", "By", about, lambda status: status.host_copy_bytes)
         gauge("overrun.memory", "By", "Bytes held beyond what was promised.", lambda status: status.overrun_bytes)
         gauge("leases", "{request}", "Requests that use the engine.", lambda status: status.leases)
         gauge("queued", "{request}", "Requests that wait for the model.", lambda status: status.queued)

@@ -207,6 +207,9 @@ class HostResidue:
 class MemoryReport:
     """Bytes that an engine really holds: by account (``None``: nobody can tell), and on the host.
 
+    ``host``: right after a load, all that it is going to hold there while it runs: a reserve that was larger is cut to
+    it. 0: it can't tell, and the reserve stays.
+
     ``figures``: what else operators may want to know of the engine, by name: shown with the model's status and among
     the metrics. A name says its unit: ``host_pool_bytes``.
     """

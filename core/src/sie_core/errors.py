@@ -21,6 +21,7 @@
     │   ├── LoraLoading
     │   ├── QueueFull
     │   ├── ResourceExhausted
+    │   │   └── ReserveOutdated      a load needs other than it was admitted with: it is admitted again
     │   └── ShuttingDown
     ├── DeadlineExceeded             the request's own deadline
     ├── LoadError                    an adapter could not make an engine; permanent or not
@@ -92,6 +93,7 @@ __all__ = [
     "PluginIncompatible",
     "QueueFull",
     "RequestError",
+    "ReserveOutdated",
     "ResourceExhausted",
     "ShuttingDown",
     "SieError",
@@ -324,6 +326,13 @@ class ResourceExhausted(Unavailable):
     """No memory for the model while pinned models, other processes or running requests hold it."""
 
     code = "RESOURCE_EXHAUSTED"
+
+
+class ReserveOutdated(ResourceExhausted):
+    """What a load was granted does not do for what is known by now of its needs. Raise it from ``load``.
+
+    The core asks for the needs anew and admits the load again; requests see it only when that happens too often.
+    """
 
 
 class ShuttingDown(Unavailable):

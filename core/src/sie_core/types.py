@@ -91,8 +91,9 @@ class Source:
 class ModelSpec:
     """A configured unit: what to load, with which adapter, under which rules.
 
-    ``options`` is the adapter's own typed attrs object once it is bound, a plain mapping before. Times are seconds,
-    sizes bytes. Fields for which ``engine_key`` differs raise the model's epoch; the others take effect at once.
+    ``options`` is the adapter's own typed attrs object once it is bound, a plain mapping before. ``host_offload``: to
+    an adapter, whether the engine may ever be parked, so false where there is no host tier. Times are seconds, sizes
+    bytes. Fields for which ``engine_key`` differs raise the model's epoch; the others take effect at once.
     """
 
     name: str

@@ -418,3 +418,25 @@ def test_version_1_leaves_it_to_the_machine(v1: Machine) -> None:
     v1.write("proc/pressure/memory", PRESSURE.format("50.00"))
     v1.write("sys/fs/cgroup/memory/docker/app/memory.pressure", PRESSURE.format("3.00"))
     assert v1.memory().pressure() == 50.0
+
+
+def test_huge_pages_that_were_set_aside_are_not_the_hosts(tmp_path: Path) -> None:
+    """B9: of 256 GiB, 150 GiB are huge pages: `auto` is a quarter of the 106 that anybody can have, 26.5 GiB."""
+    gib, mib = 1 << 30, 1 << 20
+    for size, count, free, reserved in ((2048, 25600, 20480, 1024), (1048576, 100, 30, 0)):
+        folder = tmp_path / f"sys/kernel/mm/hugepages/hugepages-{size}kB"
+        folder.mkdir(parents=True)
+        for name, number in (("nr", count), ("free", free), ("resv", reserved)):
+            (folder / f"{name}_hugepages").write_text(f"{number}\n")
+
+    class Ram:
+        total = 256 * gib
+        available = 90 * gib
+
+    host = HostMemory(tmp_path, virtual_memory=Ram)
+    assert host.physical() == host.total() == 106 * gib
+    budget = host_cache_budget("auto", accelerator=True, limit=host.limit(), physical=host.physical())
+    assert budget == 26.5 * gib
+    assert host.free_huge_pages(2 * mib) == 38 * gib
+    assert host.free_huge_pages(gib) == 30 * gib
+    assert HostMemory(tmp_path / "none", virtual_memory=Ram).physical() == 256 * gib

@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 from attrs import frozen
 
 from sie_core.memory._cgroups import Level, find_levels, read_pressure
+from sie_core.memory._hugepages import free_huge_pages, set_aside
 
 __all__ = ["CgroupLevel", "HostMemory", "host_cache_budget"]
 
@@ -60,9 +61,12 @@ class HostMemory:
         self._root = Path(root)
         self._virtual_memory = virtual_memory
 
-    def available(self) -> int:
-        """Bytes that this process can still take before the machine or any of its cgroups runs out. At least 0."""
-        headrooms = [level.headroom for level in self.levels()]
+    def available(self, *, reclaim: bool = True) -> int:
+        """Bytes that this process can still take before the machine or any of its cgroups runs out. At least 0.
+
+        ``reclaim=False``: as programs count that take a cgroup's page cache for used.
+        """
+        headrooms = [level.headroom - (0 if reclaim else level.reclaimable) for level in self.levels()]
         return max(0, min([self._virtual_memory().available, *headrooms]))
 
     def limit(self) -> int | None:
@@ -70,8 +74,12 @@ class HostMemory:
         return min((limit for _, limit in self._limits()), default=None)
 
     def physical(self) -> int:
-        """Bytes of RAM in the machine."""
-        return int(self._virtual_memory().total)
+        """Bytes of RAM in the machine, without the huge pages that were set aside: only who asks for those has them."""
+        return max(0, int(self._virtual_memory().total) - set_aside(self._root))
+
+    def free_huge_pages(self, page_bytes: int) -> int:
+        """Bytes of the huge pages of this size that are set aside, and neither in use nor reserved."""
+        return free_huge_pages(self._root, page_bytes)
 
     def total(self) -> int:
         """Bytes that this process may ever have: the limit, or the machine's RAM."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import attrs
+
 from sie_core._traces import forget_traces
 from sie_core.adapter import AdmissionReserve, Engine, MemoryReport
 from sie_core.errors import (
@@ -12,6 +14,7 @@ from sie_core.errors import (
     HookFailed,
     HookTimeout,
     OutOfMemory,
+    ReserveOutdated,
     ResourceExhausted,
     TransitionCancelled,
 )
@@ -22,7 +25,7 @@ from sie_core.residency.plans import Placed
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import HOST, log
 from sie_core.residency.worker import EngineWorker
-from sie_core.types import Residency, WakeCheck
+from sie_core.types import ModelSpec, Residency, WakeCheck
 
 if TYPE_CHECKING:
     from sie_core.residency.lifecycle import Lifecycle
@@ -92,6 +95,14 @@ class Loading:
                 raise TransitionCancelled("no longer wanted")
             try:
                 return await self._launch(record, worker, placed)
+            except ReserveOutdated as error:
+                life.roster.decide(record.name, "load", f"admitted again: {error.message}")
+                if attempt == retries:
+                    raise
+                self._drop_claims(record)
+                life.roster.set(record, _R.QUEUED, "it needs other than it was admitted with")
+                record.reserve = None
+                reserve = await self.reserve(record, worker)
             except OutOfMemory as error:
                 life.roster.decide(record.name, "load", f"out of memory: {error.message}")
                 if attempt == retries:
@@ -105,16 +116,16 @@ class Loading:
         raise AssertionError("the loop returns or raises")
 
     async def reserve(self, record: Record, worker: EngineWorker) -> AdmissionReserve:
-        """What the engine will need: asked once an epoch, and again when the devices' room matters to it."""
+        """What the engine will need: asked once an epoch, and again when the room there is matters to it."""
         roster = self._life.roster
         timeout = roster.settings.reserve_timeout_s
         adapter = roster.adapter(record)
         if record.capabilities is None:
             record.capabilities = await worker.call(adapter.describe, record.spec, hook="describe", timeout=timeout)
-        if record.reserve is None or record.reserve.self_sizing:
+        if record.reserve is None or record.reserve.self_sizing or record.reserve.host_bytes:
             devices = views(roster, record)
             answer = await self._life.ask(
-                record, worker, "admission_reserve", timeout, model=record.spec, devices=devices
+                record, worker, "admission_reserve", timeout, model=self._told(record), devices=devices
             )
             if not isinstance(answer, AdmissionReserve):
                 raise EngineStartError(
@@ -123,6 +134,11 @@ class Loading:
                 )
             record.reserve = answer
         return record.reserve
+
+    def _told(self, record: Record) -> ModelSpec:
+        """The model as its adapter sees it: ``host_offload`` is false where there is no host tier either."""
+        parks = record.spec.host_offload and self._life.parking.tier.on
+        return record.spec if parks == record.spec.host_offload else attrs.evolve(record.spec, host_offload=parks)
 
     async def describe(self, record: Record) -> None:
         """Learn what an unloaded model can do, if its adapter can tell: some requests need no load to be refused.
@@ -157,7 +173,8 @@ class Loading:
         started = roster.now()
         with roster.moving_bytes(placed.devices) as alone:
             before = roster.used(placed.devices)
-            engine = await worker.call(adapter.load, record.spec, ctx, events, hook="load", timeout=timeout)
+            model = self._told(record)
+            engine = await worker.call(adapter.load, model, ctx, events, hook="load", timeout=timeout)
             if not isinstance(engine, Engine):
                 problem = f"returned {type(engine).__name__}: return an Engine"
                 raise HookFailed("load", plugin=worker.plugin, problem=problem)
@@ -177,6 +194,7 @@ class Loading:
             record.resident_bytes[account] = realised
         if report.host and placed.grant.host_bytes:
             roster.ledger.realise(record.name, HOST, report.host)
+            roster.ledger.shrink(record.name, HOST, max(0, placed.grant.host_bytes - report.host))
         roster.ledger.release(record.name, purpose="load_staging")
         roster.ledger.settle(record.name)
         roster.report_overrun(record)

@@ -107,6 +107,8 @@ class ModelStatus:
     progress: tuple[float, str] | None
     spec: ModelSpec
     loras: tuple[LoraStatus, ...] = ()
+    host_copy_bytes: int = 0
+    """The part of ``host_bytes`` that is its copy in the host tier."""
     overrun_bytes: int = 0
     """What it holds beyond what it was promised."""
     figures: Mapping[str, int | float] = field(factory=dict)

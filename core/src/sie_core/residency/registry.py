@@ -384,6 +384,7 @@ class Registry:
             progress=record.progress,
             spec=record.spec,
             loras=record.lora_statuses() if record.loras else (),
+            host_copy_bytes=self._tier.held(name),
             overrun_bytes=self._roster.ledger.overrun(name),
             figures=record.figures,
             waits_for=self._waits_for(record),

@@ -23,6 +23,7 @@ HOW = {
     "exit": None,  # ends with this code instead of becoming ready
     "flood_mb": 0,  # says so much before anything else
     "children": 1,  # further processes in its group
+    "tidies": "",  # at SIGTERM it takes a while, leaves this file, and ends
     "stubborn": False,  # SIGTERM is ignored, by the children too
     "token_s": 0.001,  # a token
     "word": "w",  # of an answer, in all of them without an adapter
@@ -389,6 +390,12 @@ def say_pool(args):
         print(said, flush=True)
 
 
+def tidy(*_):
+    time.sleep(0.4)
+    Path(HOW["tidies"]).touch()
+    os._exit(0)
+
+
 async def chat(engine):
     while not engine.ready and not HOW["silent"]:
         print("standin: loading", flush=True)
@@ -407,6 +414,9 @@ async def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say_pool(args)
     make_children()
+    if HOW["tidies"]:
+        signal.signal(signal.SIGTERM, tidy)
+        print("standin: tidies", flush=True)
     for _ in range(HOW["floods"]):
         if os.fork() == 0:
             while True:
