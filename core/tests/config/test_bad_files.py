@@ -140,6 +140,10 @@ BAD = [
     ("models:\n- {name: größe, adapter: x}\n", ["2:4: models[0].name: the name 'größe' holds 'ö'"]),
     ("models:\n- {name: /a, adapter: x}\n", ["starts or ends with a slash"]),
     ("models:\n- {name: a/, adapter: x}\n", ["starts or ends with a slash"]),
+    # C5: park, wake and pin of such a model would go to a LoRA adapter of another
+    ("models:\n- {name: m/loras/x, adapter: x}\n", ["has a part 'loras'", "addresses of LoRA adapters"]),
+    ("models:\n- {name: m/loras, adapter: x}\n", ["has a part 'loras'"]),
+    ("models:\n- {name: m, adapter: x, lora: {a/loras/b: 'path:/x'}}\n", ["has a part 'loras'"]),
     ("models:\n- {name: a//b, adapter: x}\n", ["starts or ends with a slash, or has two in a row"]),
     ("models:\n- {name: a/../b, adapter: x}\n", ["has a part that is . or .."]),
     ("models:\n- {name: %s, adapter: x}\n" % ("n" * 256), ["a name has 255 characters at most, and this has 256"]),

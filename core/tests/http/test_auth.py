@@ -13,6 +13,8 @@ KEYS = (key_line("inference", "in-key"), key_line("admin", "root-key"))
 
 PATHS = [
     ("GET", "/healthz", None),
+    ("GET", "/health", None),
+    ("GET", "/", None),
     ("GET", "/readyz", None),
     ("GET", "/v1/models", "inference"),
     ("GET", "/v1/models/mini", "inference"),

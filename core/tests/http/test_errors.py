@@ -196,8 +196,6 @@ async def test_errors_are_json_whatever_the_request_accepts(served: Start, accep
     ("method", "path", "status", "code", "shapes"),
     [
         ("GET", "/nowhere", 404, "NOT_FOUND", {"detail", "error"}),
-        ("GET", "/", 404, "NOT_FOUND", {"detail", "error"}),
-        ("GET", "/health", 404, "NOT_FOUND", {"detail", "error"}),
         ("GET", "/v1/models/", 404, "MODEL_NOT_FOUND", {"detail", "error"}),
         ("GET", "/v1/models/none", 404, "MODEL_NOT_FOUND", {"detail", "error"}),
         ("DELETE", "/v1/models/mini", 405, "METHOD_NOT_ALLOWED", {"detail", "error"}),

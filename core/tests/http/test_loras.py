@@ -56,6 +56,8 @@ async def test_an_adapter_is_loaded_selected_and_unloaded(served: Start) -> None
         ("billing", {"sorce": "path:/x"}, 400, "'sorce' is no field here; there is source and wait_s"),
         ("bill ing", {"source": "path:/x"}, 400, "holds ' '"),
         ("", {"source": "path:/x"}, 400, "it is empty"),
+        ("a/loras/b", {"source": "path:/x"}, 404, "'adaptable/loras/a' is not configured"),  # C5
+        ("a/loras", {"source": "path:/x"}, 400, "has a part 'loras'"),  # C5
         ("billing", {"source": "path:/missing"}, 502, "made up to be missing"),
     ],
 )

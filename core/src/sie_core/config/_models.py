@@ -34,6 +34,8 @@ def check_name(name: str) -> str | None:
         return f"the name {shorten(name)!r} starts or ends with a slash, or has two in a row"
     if "." in segments or ".." in segments:
         return f"the name {shorten(name)!r} has a part that is . or .., which web addresses can't keep"
+    if "loras" in segments[1:]:
+        return f"the name {shorten(name)!r} has a part 'loras', which addresses of LoRA adapters have"
     return None
 
 

@@ -26,7 +26,19 @@ from sie_core.http.limits import Limits
 from sie_core.http.paths import methods_of, not_found
 from sie_core.http.patrol import Patrol
 from sie_core.http.remote import RemoteImages
-from sie_core.http.routes import admin, cohere, description, encode, generation, models, openai, ops, status, tasks
+from sie_core.http.routes import (
+    admin,
+    cohere,
+    description,
+    encode,
+    generation,
+    models,
+    openai,
+    ops,
+    status,
+    tasks,
+    welcome,
+)
 from sie_core.http.wire import Reply
 from sie_core.telemetry import Telemetry
 
@@ -120,6 +132,8 @@ def _routes(site: Site) -> list[BaseRoute]:
             "/v1/admin/models/{model:path}/loras/{lora:path}", Endpoint(admin.lora, site), methods=["POST", "DELETE"]
         ),
         *(route("POST", f"/v1/admin/models/{{model:path}}/{name}", act) for name, act in admin.ACTIONS.items()),
+        route("GET", "/", welcome.welcome),
+        route("GET", "/health", ops.healthz),
         route("GET", "/healthz", ops.healthz),
         route("GET", "/readyz", ops.readyz),
         route("GET", "/metrics", ops.metrics),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyRing", "check_bind", "role_for"]
 
-_OPEN: Final = frozenset({"/healthz", "/readyz"})
+_OPEN: Final = frozenset({"/", "/health", "/healthz", "/readyz"})
 _ADMIN: Final = "/v1/admin"
 _ADMIN_ROLE: Final = "admin"
 
