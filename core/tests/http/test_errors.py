@@ -176,7 +176,7 @@ async def test_errors_are_json_whatever_the_request_accepts(served: Start, accep
     """C13: public clients of either wire look for an error's fields in JSON."""
     headers = {"accept": accept, "content-type": "application/msgpack"}
     async with served() as s:
-        native = await s.http.post("/v1/encode/none", content=msgspec.msgpack.encode({"items": []}), headers=headers)
+        native = await s.http.post("/v1/encode/mini", content=msgspec.msgpack.encode({"items": []}), headers=headers)
         shared = await s.http.get("/v1/models/none", headers=headers)
         openai = await s.http.post("/v1/embeddings", content=b"", headers=headers)
         failed = await s.http.post(

@@ -19,7 +19,7 @@ from sie_core.http.images import Pictures
 from sie_core.http.limits import Limits
 from sie_core.http.pixels import Malformed, Truncated, size_of
 from sie_core.http.remote import Address, RemoteImages, is_public
-from sie_testing import FakeStreamEngine, expected_vector
+from sie_testing import FakeStreamEngine, FaultPoints, expected_vector
 from website import Start, until
 
 MSGPACK = {"content-type": "application/msgpack", "accept": "application/msgpack"}
@@ -469,3 +469,73 @@ async def test_what_messages_show_is_fetched_where_that_is_allowed(
     assert response.status_code == 200, response.text
     assert asked == [shown(f"data:image;base64,{TEXT}")]
     assert inside.status_code == 400
+
+
+# --- images that take their time -----------------------------------------------------------------------
+
+
+async def test_images_are_prepared_beside_everything_else(served: Start) -> None:
+    """F6: while one image is decoded, the model's own texts and other models answer; it holds no right to run."""
+    async with served() as s:
+        assert (await s.encode("looker", items=[{"images": [DATA_URL]}])).status_code == 200
+        latch = FaultPoints.of("looker").hold("prepare", times=1)
+        looking = asyncio.create_task(s.encode("looker", items=[{"images": [DATA_URL]}] * 60))
+        await latch.arrival()
+        assert (await s.encode("looker")).status_code == 200
+        assert (await s.embed()).status_code == 200
+        latch.release()
+        assert (await looking).status_code == 200
+
+
+async def test_nothing_is_prepared_for_a_client_that_left(listening: Start) -> None:
+    """F6: what was not begun when it left is never begun."""
+    async with listening() as s:
+        assert (await s.encode("looker", items=[{"images": [DATA_URL]}])).status_code == 200
+        faults = FaultPoints.of("looker")
+        before, latch = faults.hits("prepare"), faults.hold("prepare", times=1)
+        looking = asyncio.create_task(s.encode("looker", items=[{"images": [DATA_URL]}] * 60))
+        await latch.arrival()
+        looking.cancel()
+        await until(lambda: s.registry.status("looker").leases == 0)
+        latch.release()
+        assert (await s.encode("looker", items=[{"images": [DATA_URL]}])).status_code == 200
+        assert faults.hits("prepare") == before + 2
+
+
+async def test_requests_with_images_take_turns(served: Start) -> None:
+    """F6: a request of many images is prepared in pieces, between which others have theirs."""
+    async with served() as s:
+        faults = FaultPoints.of("looker")
+        assert (await s.encode("looker", items=[{"images": [DATA_URL]}])).status_code == 200
+        latch = faults.hold("prepare", times=1)
+        faults.delay("prepare", 0.011)
+        many = asyncio.create_task(s.encode("looker", items=[{"images": [DATA_URL]}] * 60))
+        await latch.arrival()
+        one = asyncio.create_task(s.encode("looker", items=[{"images": [DATA_URL]}]))
+        await until(lambda: s.registry.status("looker").leases == 2)
+        latch.release()
+        assert (await one).status_code == 200
+        assert not many.done()
+        answer = await many
+    assert [item["dense"]["values"] for item in answer.json()["items"]] == [pytest.approx(VECTOR)] * 60
+
+
+async def test_an_image_that_is_refused_late_is_named(served: Start) -> None:
+    """F6: the index is that of the request, not of the piece."""
+    async with served() as s:
+        FaultPoints.of("looker").fail("prepare", InvalidInput("torn", index=0), after=40, times=1)
+        answer = await s.encode("looker", items=[{"images": [DATA_URL]}] * 60)
+    assert (answer.status_code, answer.json()["detail"]["index"]) == (400, 40), answer.text
+
+
+async def test_texts_by_the_megabyte_are_prepared_beside_everything_else(served: Start) -> None:
+    """F6: a sibling: long texts are prepared in pieces, too."""
+    async with served() as s:
+        assert (await s.embed()).status_code == 200
+        latch = FaultPoints.of("mini").hold("prepare", times=1)
+        slow = asyncio.create_task(s.embed(input=["word " * 20_000] * 10, truncate=True))
+        await latch.arrival()
+        assert (await s.embed()).status_code == 200
+        latch.release()
+        assert (await slow).status_code == 200
+        assert FaultPoints.of("mini").hits("prepare") == 12

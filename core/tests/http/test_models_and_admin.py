@@ -149,7 +149,9 @@ async def test_pin_and_unpin(served: Start) -> None:
 @pytest.mark.parametrize("body", [b'{"wait_s":"x"}', b'{"wait_s":-1}', b'{"wait_s":true}', b"[]", b"{"])
 async def test_bad_options_of_admin_calls(served: Start, body: bytes) -> None:
     async with served() as s:
-        response = await s.http.post("/v1/admin/models/mini/load", content=body)
+        response = await s.http.post(
+            "/v1/admin/models/mini/load", content=body, headers={"content-type": "application/json"}
+        )
     assert (response.status_code, response.json()["detail"]["code"]) == (400, "INVALID_INPUT")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
+from attrs import Factory, field, frozen
 from starlette.types import Receive, Scope, Send
 
 from sie_core.errors import ModelNotFound
 from sie_core.http.exchange import Exchange
 from sie_core.http.limits import Limits
+from sie_core.http.reading import Reader
 from sie_core.http.wire import Reply
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sie_core.serving import Service
     from sie_core.telemetry import Telemetry
 
-__all__ = ["Endpoint", "Handler", "Site", "checked_name", "model_in_path"]
+__all__ = ["Endpoint", "Handler", "Site", "checked_name", "known_model", "model_in_path"]
 
 MAX_NAME: Final = 256
 """Characters; more than any configured name has."""
@@ -37,11 +38,19 @@ class Site:
     """Fetches images from elsewhere; ``None``: the configuration does not allow it."""
     root: str = ""
     """What a proxy puts before every path."""
+    reader: Reader = field(init=False, default=Factory(lambda self: Reader(self.limits), takes_self=True))
 
 
 def model_in_path(exchange: Exchange) -> str:
     """The model that the path names. Raises ModelNotFound for what is too long to be a name."""
     return checked_name(exchange.scope["path_params"]["model"])
+
+
+def known_model(site: Site, exchange: Exchange) -> str:
+    """The model that the path names, before the body costs anything. Raises ModelNotFound, ShuttingDown."""
+    name = model_in_path(exchange)
+    site.service.expect(name)
+    return name
 
 
 def checked_name(name: str) -> str:

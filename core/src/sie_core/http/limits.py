@@ -12,7 +12,7 @@ from sie_core.errors import BodyTooLarge, InvalidInput
 from sie_core.http.errors import HttpError
 from sie_core.http.exchange import BodyDeadline, ClientGone, Exchange
 
-__all__ = ["Limits", "decode", "read_body", "read_object"]
+__all__ = ["Limits", "decode", "read_body", "read_typed_body"]
 
 _JSON_TYPES: Final = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES: Final = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
@@ -95,19 +95,19 @@ def _too_large(limits: Limits, size: int) -> BodyTooLarge:
     )
 
 
-async def read_object(exchange: Exchange, limits: Limits, *, optional: bool = False) -> dict[Any, Any]:
-    """Read and decode the body, which must be a JSON object or a msgpack map, or nothing where it is ``optional``.
+async def read_typed_body(exchange: Exchange, limits: Limits) -> tuple[bytes, bool]:
+    """Read the body; whether it is msgpack, and not JSON.
 
     Raises:
         HttpError: 415, another media type; 408.
-        InvalidInput, BodyTooLarge, ClientGone: as the two steps do.
+        BodyTooLarge, ClientGone
     """
     kind = exchange.content_type
     check_media_type(kind, exchange)
     body = await read_body(exchange, limits)
     if body and not kind:  # Sent in chunks, so that its size was not known before.
         raise _untyped()
-    return {} if optional and not body else decode(body, msgpack=kind in _MSGPACK_TYPES)
+    return body, kind in _MSGPACK_TYPES
 
 
 def check_media_type(kind: bytes, exchange: Exchange) -> None:

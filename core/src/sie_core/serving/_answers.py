@@ -62,11 +62,12 @@ class Answers:
         self._registry = registry
         self._front = front
         self._tokeniser: EngineWorker | None = Worker("tokeniser") if side_thread else None
+        self._decoder: EngineWorker | None = Worker("decoder") if side_thread else None
         self._comparer: EngineWorker | None = Worker("comparer") if side_thread else None
 
     def close(self) -> None:
         """End the threads. Idempotent."""
-        for worker in (self._tokeniser, self._comparer):
+        for worker in (self._tokeniser, self._decoder, self._comparer):
             if worker is not None:
                 worker.close()
 
@@ -117,6 +118,7 @@ class Answers:
             lease.worker,
             BatchLimits(lane.spec.batch_tokens),
             tokeniser=self._tokeniser,
+            decoder=self._decoder,
             make_room=self._registry.make_room,
             observe=lane.meter.ran,
         )

@@ -72,6 +72,12 @@ class Front:
             self.refuse_at_shutdown()
         return Visit(self, self._lanes.get(model) or self._lane(model))
 
+    def expect(self, model: str) -> None:
+        """A request for a model is about to be read. Raises ShuttingDown, ModelNotFound."""
+        self.refuse_at_shutdown()
+        if model not in self._lanes:
+            self._lane(model)
+
     def refuse_at_shutdown(self) -> None:
         """Raises ShuttingDown once that has begun."""
         if self.stopping:

@@ -57,6 +57,9 @@ def prepare(engine: BatchEngine, chunks: Sequence[Chunk]) -> list[PreparedChunk]
     done: list[PreparedChunk] = []
     for chunk in chunks:
         result = PreparedChunk(chunk)
+        if chunk.job.dead:
+            done.append(result)
+            continue
         began = time.perf_counter()
         try:
             result.items = engine.prepare(chunk.request)

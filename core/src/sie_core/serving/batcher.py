@@ -22,6 +22,7 @@ from sie_core.serving._choose import RunCost, Slot, choose
 from sie_core.serving._hop import Hop, PreparedChunk, prepare, run, run_chosen
 from sie_core.serving._intake import Intake
 from sie_core.serving._job import TURN, Job
+from sie_core.serving._pieces import Pieces, is_slow
 from sie_core.serving._recovery import MakeRoom, Recovery
 from sie_core.serving._sound import whose
 
@@ -47,8 +48,9 @@ class BatchLimits:
 class Batcher:
     """Runs requests on one batch engine.
 
-    ``tokeniser`` prepares requests while the engine is busy. ``make_room(lease, nbytes)`` is asked once when a single
-    item runs out of memory. ``observe(items, tokens, seconds)`` hears of every run.
+    ``tokeniser`` prepares requests while the engine is busy, ``decoder`` those that take long to prepare.
+    ``make_room(lease, nbytes)`` is asked once when a single item runs out of memory. ``observe(items, tokens,
+    seconds)`` hears of every run.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Batcher:
         limits: BatchLimits | None = None,
         *,
         tokeniser: EngineWorker | None = None,
+        decoder: EngineWorker | None = None,
         make_room: MakeRoom | None = None,
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
@@ -72,6 +75,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[Job, None] = OrderedDict()  # jobs without an answer, in order of their turn
         self._intake = Intake()
+        self._pieces = Pieces(engine, decoder or worker)
         self._pump_task: asyncio.Task[None] | None = None
         self._tokenising = False
         self._timer: asyncio.TimerHandle | None = None  # at or before the earliest deadline of all
@@ -105,13 +109,13 @@ class Batcher:
         if not job.left:
             return job
         self._waiting[job] = None
-        self._intake.add(job)
         if self._timer is None or deadline < self._timer.when():
             self._set_timer(deadline)
-        if self._pump_task is None:
-            self._pump_task = self._loop.create_task(self._pump())
-        elif not self._tokenising:
-            self._tokenise()
+        if is_slow(request):
+            self._pieces.add(job)
+            self._go_on()
+        else:
+            self._take_in(job)
         try:
             await job.future
         except asyncio.CancelledError:
@@ -121,6 +125,13 @@ class Batcher:
         finally:
             self._forget(job)
         return job
+
+    def _take_in(self, job: Job) -> None:
+        self._intake.add(job)
+        if self._pump_task is None:
+            self._pump_task = self._loop.create_task(self._pump())
+        elif not self._tokenising:
+            self._tokenise()
 
     @property
     def pending(self) -> int:
@@ -148,6 +159,7 @@ class Batcher:
     def _forget(self, job: Job) -> None:
         self._waiting.pop(job, None)
         self._intake.drop(job)
+        self._pieces.drop(job)
         job.ready.clear()
         if not self._waiting:
             self._set_timer(None)  # it would keep the engine from being freed
@@ -199,6 +211,19 @@ class Batcher:
         else:
             self._tokenise()
 
+    # --- what takes long to prepare --------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        self._pieces.go_on(max(TURN, 2 * self._run_items), self._piece_done)
+
+    def _piece_done(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail_pending(error)
+            return
+        if self._pump_task is None and self._waiting:
+            self._pump_task = self._loop.create_task(self._pump())
+        self._go_on()
+
     # --- running ---------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
@@ -244,6 +269,7 @@ class Batcher:
             hop: Hop = await self._ran(future)
         self._intake.accept(hop.prepared)
         self._take_out(hop.chosen, window)
+        self._go_on()
         return hop
 
     async def _run_again(self, slots: Sequence[Slot]) -> Hop:

@@ -179,6 +179,10 @@ class Service:
             task=task.value,
         )
 
+    def expect(self, model: str) -> None:
+        """A request for this model is on its way. Raises ModelNotFound, ShuttingDown."""
+        self._front.expect(model)
+
     # --- models ----------------------------------------------------------------------------------------
 
     def resolve(self, name: str) -> str:

@@ -13,7 +13,6 @@ from sie_core.errors import InvalidInput, Unsupported
 from sie_core.http.endpoint import Handler, Site, checked_name, model_in_path
 from sie_core.http.errors import HttpError
 from sie_core.http.exchange import Exchange, Watched
-from sie_core.http.limits import read_object
 from sie_core.http.views import decision, explanation, model_status
 from sie_core.http.wire import Reply, pack
 from sie_core.sources import parse_source
@@ -55,7 +54,7 @@ async def lora(site: Site, exchange: Exchange) -> Reply:
 
 async def _load_lora(site: Site, exchange: Exchange) -> Reply:
     """From ``source`` (none for one that is configured); ``wait_s`` bounds the wait."""
-    options = await read_object(exchange, site.limits, optional=True)
+    options = await site.reader.read_settings(exchange)
     _check_known(options, ("source", "wait_s"))
     with Watched(exchange):
         status = await site.service.load_lora(
@@ -166,7 +165,7 @@ def _handler(
 ) -> Handler:
     async def handle(site: Site, exchange: Exchange) -> Reply:
         """Do it, and answer with the model's status. A body is optional: ``wait_s``, and ``force`` for unload."""
-        options = await read_object(exchange, site.limits, optional=True)
+        options = await site.reader.read_settings(exchange)
         _check_known(options, known)
         _seconds(options)  # also for what never waits
         with Watched(exchange):

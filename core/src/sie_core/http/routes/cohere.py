@@ -13,7 +13,6 @@ from sie_core.errors import Unsupported
 from sie_core.http.cohere_inputs import EmbedRequest, RerankRequest, parse_embed, parse_rerank
 from sie_core.http.endpoint import Site, checked_name
 from sie_core.http.exchange import Exchange, Watched
-from sie_core.http.limits import read_object
 from sie_core.http.vectors import Pace, convert, not_given
 from sie_core.http.wire import Reply, pack, part
 from sie_core.serving import ScoreResult
@@ -46,7 +45,7 @@ async def rerank_v2(site: Site, exchange: Exchange) -> Reply:
 
 
 async def _reranked(site: Site, exchange: Exchange) -> tuple[RerankRequest, ScoreResult]:
-    request = parse_rerank(await read_object(exchange, site.limits), site.limits)
+    request = await site.reader.read(exchange, parse_rerank)
     model = checked_name(request.model)
     with Watched(exchange):
         try:
@@ -97,7 +96,7 @@ async def _embedded(
     site: Site, exchange: Exchange, version: str
 ) -> tuple[EmbedRequest, dict[str, list[Any]], dict[str, Any]]:
     """The request, the vectors by type, and what both versions say beside them."""
-    request = parse_embed(await read_object(exchange, site.limits), site.limits)
+    request = await site.reader.read(exchange, parse_embed)
     model = checked_name(request.model)
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)

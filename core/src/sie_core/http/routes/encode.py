@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from sie_core.http.endpoint import Site, model_in_path
+from sie_core.http.endpoint import Site, known_model
 from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.inputs import parse_encode
-from sie_core.http.limits import read_object
 from sie_core.http.vectors import native_items
 from sie_core.http.wire import Reply, pack
 
@@ -17,9 +16,8 @@ __all__ = ["encode"]
 async def encode(site: Site, exchange: Exchange) -> Reply:
     """Encode items; one entry an item comes back, in order."""
     began = perf_counter()
-    body = await read_object(exchange, site.limits)
-    request = parse_encode(body, site.limits)
-    model = model_in_path(exchange)
+    model = known_model(site, exchange)
+    request = await site.reader.read(exchange, parse_encode)
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
         result = await site.service.encode(model, items, request.params)

@@ -8,10 +8,9 @@ from typing import Any, Literal
 import orjson
 
 from sie_core._traces import forget_traces
-from sie_core.http.endpoint import Site, checked_name, model_in_path
+from sie_core.http.endpoint import Site, checked_name, known_model
 from sie_core.http.exchange import ClientGone, Exchange, Watched
 from sie_core.http.generation_inputs import parse_generate, parse_openai
-from sie_core.http.limits import read_object
 from sie_core.http.sse import EventStream, Taken
 from sie_core.http.wire import Reply, pack
 from sie_core.serving import Emit, GenerateResult
@@ -31,7 +30,7 @@ async def completions(site: Site, exchange: Exchange) -> Reply | None:
 
 
 async def _openai(site: Site, exchange: Exchange, kind: Literal["chat", "completion"]) -> Reply | None:
-    asked = parse_openai(await read_object(exchange, site.limits), kind, site.limits)
+    asked = await site.reader.read(exchange, lambda body, limits: parse_openai(body, kind, limits))
     model = checked_name(asked.model)
     await asked.pictures.complete_parts(site.remote)
     if asked.stream:
@@ -45,8 +44,8 @@ async def _openai(site: Site, exchange: Exchange, kind: Literal["chat", "complet
 
 async def generate(site: Site, exchange: Exchange) -> Reply | None:
     """Go on from a prompt, in the native dialect."""
-    request, stream = parse_generate(await read_object(exchange, site.limits), site.limits)
-    model = model_in_path(exchange)
+    model = known_model(site, exchange)
+    request, stream = await site.reader.read(exchange, parse_generate)
     if stream:
         events = EventStream(exchange)
         native = _NativePieces(events.send)

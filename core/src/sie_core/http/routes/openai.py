@@ -7,7 +7,6 @@ import orjson
 from sie_core.errors import InvalidInput
 from sie_core.http.endpoint import Site, checked_name
 from sie_core.http.exchange import Exchange, Watched
-from sie_core.http.limits import read_object
 from sie_core.http.openai_inputs import EmbeddingsRequest, parse_embeddings
 from sie_core.http.vectors import openai_data
 from sie_core.http.wire import Reply
@@ -18,8 +17,7 @@ __all__ = ["embeddings"]
 
 async def embeddings(site: Site, exchange: Exchange) -> Reply:
     """Embed strings, token lists or images."""
-    body = await read_object(exchange, site.limits)
-    request = parse_embeddings(body, site.limits)
+    request = await site.reader.read(exchange, parse_embeddings)
     model = checked_name(request.model)
     with Watched(exchange):
         if request.data_url is not None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sie_core.http.endpoint import Site, model_in_path
+from sie_core.http.endpoint import Site, known_model
 from sie_core.http.exchange import Exchange, Watched
-from sie_core.http.limits import read_object
 from sie_core.http.task_inputs import parse_extract, parse_score
 from sie_core.http.vectors import Pace
 from sie_core.http.wire import Reply, pack, part
@@ -21,8 +20,8 @@ _AS_NUMBERS: Final = 16
 
 async def score(site: Site, exchange: Exchange) -> Reply:
     """Score items against a query; they come back best first."""
-    request = parse_score(await read_object(exchange, site.limits), site.limits)
-    model = model_in_path(exchange)
+    model = known_model(site, exchange)
+    request = await site.reader.read(exchange, parse_score)
     with Watched(exchange):
         items, query = await request.pictures.complete(request.items, request.query, site.remote)
         result = await site.service.score(model, query or request.query, items, request.params)
@@ -48,8 +47,8 @@ def _identity(given: str | None, index: int) -> str:
 
 async def extract(site: Site, exchange: Exchange) -> Reply:
     """Find in each item what the labels or the schema name; one entry an item comes back, in order."""
-    request = parse_extract(await read_object(exchange, site.limits), site.limits)
-    model = model_in_path(exchange)
+    model = known_model(site, exchange)
+    request = await site.reader.read(exchange, parse_extract)
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
         result = await site.service.extract(
