@@ -103,7 +103,8 @@ def test_what_the_adapter_says_about_a_model_counts(sie: Sie, tmp_path: Path, di
     assert done.returncode == 1
     gone, odd = done.stdout.splitlines()
     assert gone.endswith("models[1]: model 'gone': the folder models/x is not there")
-    assert odd.endswith("model 'odd': the adapter 'faulty' failed on it: ZeroDivisionError: division by zero")
+    named = "describe of adapter 'faulty' of plugin 'faulty-adapter'"
+    assert odd.endswith(f"model 'odd': {named} raised ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "binary", "forbidden"])

@@ -1,4 +1,4 @@
-"""Whether a blocking hook's answer can be used, told in words that its author can act on."""
+"""Whether the answer of a blocking hook, an adapter or an engine can be used, in words that its author can act on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
 
-from sie_core.adapter import AdmissionReserve, Declined, DeviceNeed, HostOffload, HostResidue
+from sie_core.adapter import AdmissionReserve, Declined, DeviceNeed, Engine, HostOffload, HostResidue, MemoryReport
+from sie_core.types import Capabilities
 
-__all__ = ["problem_with"]
+__all__ = ["problem_of_engine", "problem_with"]
 
 
 def problem_with(hook: str, answer: object) -> str | None:
     """What is wrong with an answer that is not ``None``; ``None``: nothing."""
     check = _CHECKS.get(hook)
+    return None if check is None else check(answer)
+
+
+def problem_of_engine(method: str, answer: object) -> str | None:
+    """The same for a method of an adapter or an engine, where ``None`` is an answer like any other."""
+    check = _ENGINE_CHECKS.get(method)
     return None if check is None else check(answer)
 
 
@@ -57,8 +64,36 @@ def _residue(answer: object) -> str | None:
     return _not_bytes("host_bytes", answer.host_bytes)
 
 
-def _wrong_kind(answer: object, allowed: str) -> str:
-    return f"returned {type(answer).__name__}: return {allowed} or None"
+def _memory(answer: object) -> str | None:
+    if not isinstance(answer, MemoryReport):
+        return _wrong_kind(answer, "a MemoryReport", or_none=False)
+    if not isinstance(answer.devices, Mapping):
+        return f"returned devices={answer.devices!r}: give the bytes by account"
+    for account, nbytes in answer.devices.items():
+        problem = None if nbytes is None else _not_bytes(f"devices[{account!r}]", nbytes)
+        if problem:
+            return problem
+    return _not_bytes("host", answer.host)
+
+
+def _engine(answer: object) -> str | None:
+    return None if isinstance(answer, Engine) else _wrong_kind(answer, "an Engine", or_none=False)
+
+
+def _capabilities(answer: object) -> str | None:
+    return None if answer is None or isinstance(answer, Capabilities) else _wrong_kind(answer, "Capabilities")
+
+
+def _probe(answer: object) -> str | None:
+    return None if answer is None or isinstance(answer, bytes) else _wrong_kind(answer, "bytes")
+
+
+def _freed(answer: object) -> str | None:
+    return _not_bytes("", answer)
+
+
+def _wrong_kind(answer: object, allowed: str, *, or_none: bool = True) -> str:
+    return f"returned {type(answer).__name__}: return {allowed}{' or None' if or_none else ''}"
 
 
 def _not_bytes(what: str, value: Any) -> str | None:
@@ -72,4 +107,11 @@ _CHECKS: Mapping[str, Callable[[object], str | None]] = {
     "host_offload_bytes": _announcement,
     "offload_to_host": _offload,
     "restore_from_host": _residue,
+}
+_ENGINE_CHECKS: Mapping[str, Callable[[object], str | None]] = {
+    "load": _engine,
+    "describe": _capabilities,
+    "memory": _memory,
+    "probe": _probe,
+    "drop_backup": _freed,
 }

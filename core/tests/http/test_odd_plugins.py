@@ -28,7 +28,10 @@ PLUGIN = """
             self.devices = tuple(ctx.grant.devices)
 
         def memory(self):
-            return MemoryReport(dict.fromkeys(self.devices, 1000))
+            return {memory}
+
+        def probe(self, ctx):
+            return {probe}
 
         def prepare(self, request):
             return [Prepared(1, item.text) for item in request.items]
@@ -38,6 +41,12 @@ PLUGIN = """
 
     class OddAdapter(Adapter):
         options = Options
+
+        def __init__(self):
+            {made}
+
+        def describe(self, model):
+            return {described}
 
         def load(self, model, ctx, events):
             {load}
@@ -67,6 +76,10 @@ FINE = {
     "load": "return OddEngine(ctx)",
     "reserve": "AdmissionReserve((DeviceNeed(1000),))",
     "announced": "1000",
+    "memory": "MemoryReport(dict.fromkeys(self.devices, 1000))",
+    "probe": "b'always'",
+    "made": "pass",
+    "described": "None",
     "offload": "HostOffload(1000)",
 }
 
@@ -107,6 +120,15 @@ FAILS = {
         "returned host_load_bytes=-1",
         False,
     ),
+    "the adapter exits": ({"made": "raise SystemExit(3)"}, "describe of plugin 'oddly' raised RuntimeError: ", True),
+    "description is a dict": ({"described": "{}"}, "describe of plugin 'oddly' returned dict: return Capab", False),
+    "memory is a dict": ({"memory": "{}"}, "memory of plugin 'oddly' returned dict: return a MemoryReport", False),
+    "memory is negative": (
+        {"memory": "MemoryReport({'emulated:0': -1})"},
+        "memory of plugin 'oddly' returned devices['emulated:0']=-1",
+        False,
+    ),
+    "probe is a text": ({"probe": "'always'"}, "probe of plugin 'oddly' returned str: return bytes or None", False),
     "announced is a text": (
         {"announced": "'much'"},
         "host_offload_bytes of plugin 'oddly' returned str: return the number of bytes as an int",
@@ -131,6 +153,21 @@ async def test_a_load_that_a_plugin_spoils_names_it(
         assert "'strange'" in answer.json()["detail"]["message"]
         assert told in caplog.text
         assert [bool(record.exc_info) for record in caplog.records].count(True) == traced
+
+
+@pytest.mark.parametrize(("model", "point"), [("embedder", "run"), ("chat", "run"), ("chat", "piece")])
+async def test_an_engine_that_exits_on_the_event_loop_ends_its_request_only(
+    listening: Start, fault_points: Any, model: str, point: str
+) -> None:
+    """D1: SystemExit in a coroutine of an engine is an error of the request; the server goes on."""
+    fault_points(model).fail(point, SystemExit(3), times=1)
+    async with listening() as s:
+        if model == "embedder":
+            path, body = "/v1/embeddings", {"model": model, "input": "x"}
+        else:
+            path, body = "/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": "x"}]}
+        assert (await s.http.post(path, json=body)).status_code == 500
+        assert (await s.http.post(path, json=body)).status_code == 200
 
 
 async def test_a_park_that_a_plugin_spoils_names_it(served: Start, odd: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sie_core import HookTimeout
+from sie_core import EngineDied, HookFailed, HookTimeout
 from sie_testing import Deadlock, FaultPoints, Latch, VirtualClockLoop, VirtualWorker, pause, run
 
 
@@ -143,9 +143,12 @@ def test_what_a_call_raises_is_what_its_caller_gets() -> None:
         def fails(error: BaseException) -> None:
             raise error
 
-        with pytest.raises(KeyError, match="lost"):
+        with pytest.raises(EngineDied, match="gone"):
+            await worker.call(fails, EngineDied("gone"))
+        with pytest.raises(HookFailed, match="raised KeyError: 'lost'") as caught:
             await worker.call(fails, KeyError("lost"))
-        with pytest.raises(RuntimeError, match="SystemExit"):
+        assert isinstance(caught.value.__cause__, KeyError)
+        with pytest.raises(HookFailed, match="SystemExit"):
             await worker.call(fails, SystemExit(1))
         assert await worker.call(int, "7") == 7
 

@@ -13,7 +13,7 @@ from sie_core.cli.errors import CommandError, Exit
 from sie_core.cli.output import print_json, printable
 from sie_core.cli.problems import as_json
 from sie_core.config import DEFAULT_FILE, Config, bind_models, load_config
-from sie_core.errors import ConfigError, ConfigProblem, LoadError, MissingAdapter
+from sie_core.errors import ConfigError, ConfigProblem, HookFailed, LoadError, MissingAdapter
 from sie_core.plugins import Plugins
 from sie_core.types import ModelSpec
 
@@ -87,8 +87,8 @@ def _of_model(model: ModelSpec, plugins: Plugins) -> str:
         entry.cls().describe(model)
     except LoadError as error:
         return error.message
-    except Exception as error:
-        return f"the adapter {model.adapter!r} failed on it: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        return HookFailed.by(error, f"describe of adapter {model.adapter!r}", entry.plugin).message
     return ""
 
 

@@ -44,8 +44,8 @@ def _default_models(plugins: Plugins) -> tuple[ModelSpec, ...]:
     for name, entry in sorted(plugins.adapters.items()):
         try:
             offered = list(entry.cls().default_models())
-        except Exception:
-            _log.exception("the adapter %r could not say which models it offers", name)
+        except (Exception, SystemExit):
+            _log.exception("the adapter %r of plugin %r could not say which models it offers", name, entry.plugin)
             continue
         for model in offered:
             if not model.available:

@@ -11,7 +11,6 @@ from sie_core._traces import forget_traces
 from sie_core.adapter import AdmissionReserve, Engine, MemoryReport
 from sie_core.errors import (
     EngineStartError,
-    HookFailed,
     HookTimeout,
     OutOfMemory,
     ReserveOutdated,
@@ -25,7 +24,7 @@ from sie_core.residency.plans import Placed
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import HOST, log
 from sie_core.residency.worker import EngineWorker
-from sie_core.types import ModelSpec, Residency, WakeCheck
+from sie_core.types import Capabilities, ModelSpec, Residency, WakeCheck
 
 if TYPE_CHECKING:
     from sie_core.residency.lifecycle import Lifecycle
@@ -119,9 +118,8 @@ class Loading:
         """What the engine will need: asked once an epoch, and again when the room there is matters to it."""
         roster = self._life.roster
         timeout = roster.settings.reserve_timeout_s
-        adapter = roster.adapter(record)
         if record.capabilities is None:
-            record.capabilities = await worker.call(adapter.describe, record.spec, hook="describe", timeout=timeout)
+            record.capabilities = await self._described(record, worker)
         if record.reserve is None or record.reserve.self_sizing or record.reserve.host_bytes:
             devices = views(roster, record)
             answer = await self._life.ask(
@@ -145,15 +143,9 @@ class Loading:
 
         An adapter that fails at this is not reported: the load will tell.
         """
-        roster, epoch = self._life.roster, record.epoch
-        worker = self._life.worker_for(record)
+        epoch, worker = record.epoch, self._life.worker_for(record)
         try:
-            known = await worker.call(
-                roster.adapter(record).describe,
-                record.spec,
-                hook="describe",
-                timeout=roster.settings.reserve_timeout_s,
-            )
+            known = await self._described(record, worker)
         except Exception:
             log.debug("model %r could not be described", record.name, exc_info=True)
             return
@@ -162,10 +154,17 @@ class Loading:
         if record.epoch == epoch and record.capabilities is None:
             record.capabilities = known
 
+    async def _described(self, record: Record, worker: EngineWorker) -> Capabilities | None:
+        roster, spec = self._life.roster, record.spec
+        timeout = roster.settings.reserve_timeout_s
+        known: Capabilities | None = await worker.call(
+            lambda: roster.adapter(record).describe(spec), hook="describe", timeout=timeout
+        )
+        return known
+
     async def _launch(self, record: Record, worker: EngineWorker, placed: Placed) -> Engine:
         life, roster = self._life, self._life.roster
         timeout = roster.settings.load_timeout_s
-        adapter = roster.adapter(record)
         roster.set(record, _R.LOADING, f"room on {', '.join(placed.devices)}")
         record.ctx = ctx = life.context(record, timeout)
         ctx.grant = placed.grant
@@ -174,10 +173,9 @@ class Loading:
         with roster.moving_bytes(placed.devices) as alone:
             before = roster.used(placed.devices)
             model = self._told(record)
-            engine = await worker.call(adapter.load, model, ctx, events, hook="load", timeout=timeout)
-            if not isinstance(engine, Engine):
-                problem = f"returned {type(engine).__name__}: return an Engine"
-                raise HookFailed("load", plugin=worker.plugin, problem=problem)
+            engine: Engine = await worker.call(
+                lambda: roster.adapter(record).load(model, ctx, events), hook="load", timeout=timeout
+            )
             pool = record.reserve.headroom_pool if record.reserve is not None else None
             record.seat = seat = Seat(
                 engine, worker, record.spec, record.epoch, roster.permits_of(placed.devices, pool)

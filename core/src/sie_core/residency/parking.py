@@ -357,8 +357,13 @@ class Parking:
             return
         timeout = self._life.roster.settings.close_timeout_s
         ctx = self._life.context(record, timeout)
-        answer = await seat.worker.call(seat.engine.probe, ctx, hook="probe", timeout=timeout)
-        if answer is None or not seat.engine.probe_matches(seat.baseline, answer):
+        engine, baseline = seat.engine, seat.baseline
+
+        def answers_as_before() -> bool:
+            answer = engine.probe(ctx)
+            return answer is not None and bool(engine.probe_matches(baseline, answer))
+
+        if not await seat.worker.call(answers_as_before, hook="wake check", timeout=timeout):
             raise WakeCheckFailed(f"model {record.name!r} does not answer as it did before it was parked")
 
     def _after_wake(self, record: Record, seat: Seat, residue: HostResidue) -> None:

@@ -85,7 +85,7 @@ class Roster:
         return next(self._epochs)
 
     def adapter(self, record: Record) -> Adapter:
-        """A fresh adapter object. Raises MissingAdapter."""
+        """A fresh adapter object. Raises MissingAdapter. Makes it here, so call it on the engine's thread."""
         entry = self.plugins.adapters.get(record.spec.adapter)
         if entry is None:
             raise MissingAdapter(record.spec.adapter, found=sorted(self.plugins.adapters))

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from sie_core._hookanswers import problem_of_engine
 from sie_core.errors import HookFailed, HookTimeout, SieError
 from sie_core.memory._malloc import trim
 
@@ -39,7 +40,7 @@ class EngineWorker(ABC):
 
         Raises:
             HookTimeout: it did not return within ``timeout`` seconds; ``stuck`` is then its future.
-            HookFailed: it raised what is no SieError.
+            HookFailed: it raised what is no SieError, or its answer can't be used.
         """
         future = self.submit(fn, *args)
         try:
@@ -52,13 +53,17 @@ class EngineWorker(ABC):
             self.stuck = future
             raise HookTimeout(hook, model=self.name, seconds=timeout or 0.0)
         try:
-            return future.result()
+            answer = future.result()
         except SieError:
             raise
         except Exception as error:
             raise HookFailed.by(error, hook, self.plugin) from error
         finally:
             del done, future  # an error would keep this frame, and with it itself
+        problem = problem_of_engine(hook, answer)
+        if problem is not None:
+            raise HookFailed(hook, plugin=self.plugin, problem=problem)
+        return answer
 
 
 class Worker(EngineWorker):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, evolve, field, frozen
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from sie_core.adapter import Prepared
     from sie_core.types import Output
 
-__all__ = ["TURN", "Chunk", "Job", "translate"]
+__all__ = ["FAULTS", "TURN", "Chunk", "Job", "translate"]
+
+FAULTS: Final = (Exception, SystemExit)
+"""What an engine may raise on the event loop. An exit out of a task would end the loop, and the server with it."""
 
 TURN = 32  # items that a request may have run before it goes behind the others
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sie_core.errors import DeadlineExceeded, InferenceError, NonFiniteOutput
 from sie_core.serving._hop import not_finite
-from sie_core.serving._job import translate
+from sie_core.serving._job import FAULTS, translate
 from sie_core.serving._sound import oddity, whose
 from sie_core.types import Task
 
@@ -86,7 +86,7 @@ async def answer(
                 where = "was running"
                 try:
                     outputs = await _ask(engine, request)
-                except Exception as error:
+                except FAULTS as error:
                     raise translate(error, "the engine")  # noqa: B904 - it has its cause already
     except TimeoutError:
         if not limit.expired():

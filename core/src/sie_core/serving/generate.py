@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 
 from sie_core.adapter import StreamEngine
 from sie_core.errors import DeadlineExceeded, InferenceError, Unsupported
-from sie_core.serving._job import translate
+from sie_core.serving._job import FAULTS, translate
 from sie_core.serving._silence import Silence
 from sie_core.serving._splice import Signature, Splice
 from sie_core.serving._turns import Lasting
@@ -106,7 +106,7 @@ class Generator:
             async with self._inside(visit, request, course) as engine:
                 try:
                     answer = await engine.generate(request)
-                except Exception as error:
+                except FAULTS as error:
                     raise translate(error, "the engine")  # noqa: B904 - it has its cause already
             usage = answer.get("usage") or {}
             return self._done(visit, course, signature, usage, signature.sign(answer))
@@ -198,7 +198,7 @@ class Generator:
 def _pieces(engine: StreamEngine, request: GenerateRequest) -> AsyncGenerator[bytes | list[bytes]]:
     try:
         return engine.stream(request)
-    except Exception as error:
+    except FAULTS as error:
         raise translate(error, "the engine")  # noqa: B904 - it has its cause already
 
 
@@ -208,7 +208,7 @@ async def _next(pieces: AsyncGenerator[bytes | list[bytes]]) -> bytes | list[byt
         return await anext(pieces)
     except StopAsyncIteration:
         return None
-    except Exception as error:
+    except FAULTS as error:
         raise translate(error, "the engine")  # noqa: B904 - as above
 
 
