@@ -132,7 +132,15 @@ def _config(kind: str, vocabulary: int) -> Any:
         "mpnet": transformers.MPNetConfig,
         "electra": transformers.ElectraConfig,
     }
-    return makers[kind](**bert)
+    if kind in makers:
+        return makers[kind](**bert)
+    more: dict[str, Any] = {
+        "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+        "esm": {"mask_token_id": 1, "token_dropout": False},
+        "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+        "longformer": {"attention_window": 4},
+    }
+    return transformers.AutoConfig.for_model(kind, **bert | more.get(kind, {}))
 
 
 def save_transformer(

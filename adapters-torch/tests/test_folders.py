@@ -95,6 +95,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a tensor is missing": (drop_a_tensor, "encoder.layer.1.intermediate.dense.weight"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
     "tokenizer of another model": (more_words, "of another model"),
+    "a LoRA adapter among the files": (  # F10: transformers would put it in where peft is installed
+        lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+        "adapter_config.json",
+    ),
     "tokenizer is no JSON": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer"),
 }
 

@@ -82,6 +82,7 @@ def inside(folder: Path, name: object, file: Path) -> Path:
     return folder / path
 
 
+LORA_CONFIG = "adapter_config.json"
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _MOST_LAYERS = 2000  # making them comes before reading them, and would fill the memory
 
@@ -107,6 +108,12 @@ def read_model(folder: Path, options: LoadOptions, *, weights_needed: bool = Tru
 
 def read_weights(folder: Path, options: LoadOptions, *, needed: bool) -> tuple[tuple[Path, ...], bool]:
     """The shards of the weights, and whether they are pickled instead. Raises ModelSourceInvalid, UnsafeSource."""
+    if (folder / LORA_CONFIG).exists():
+        # transformers would put it into the model where peft is installed, and say nothing.
+        raise ModelSourceInvalid(
+            f"{folder} holds {LORA_CONFIG}, a LoRA adapter among the model's own files: move it to a folder of its own "
+            "and name that under lora, or delete it"
+        )
     weights, pickled = _weights(folder, needed=needed)
     if pickled and not options.allow_pickle:
         raise UnsafeSource(
@@ -164,7 +171,7 @@ def _rows(config: Mapping[str, Any]) -> int | None:
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """Tokens that the model has positions for. RoBERTa's kind starts counting after the padding id."""
+    """Tokens that the model has positions for, as far as its files tell: loading it shows whether there are fewer."""
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int) or positions <= 0:
         return None

@@ -92,7 +92,7 @@ class MultivectorEngine(TextEngine):
         return [self._expanded(tokens, files.expansion.length, attend=files.expansion.attend) for tokens in found]
 
     def _expanded(self, tokens: Tokens, length: int, *, attend: bool) -> Tokens:
-        missing = length - len(tokens.ids)
+        missing = (self._tokeniser.within(length) or length) - len(tokens.ids)
         if missing <= 0:
             return tokens
         ids = np.concatenate([tokens.ids, np.full(missing, self._filler, np.int64)])

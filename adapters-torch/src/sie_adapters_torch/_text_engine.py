@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from sie_core import (
     BatchRequest,
     Capabilities,
@@ -21,6 +21,7 @@ from sie_core import (
     InvalidInput,
     Item,
     MemoryReport,
+    ModelSourceInvalid,
     ModelSpec,
     Output,
     Prepared,
@@ -31,10 +32,11 @@ from sie_core import (
 
 from sie_adapters_torch._backbone import Backbone, Packed, PaddedBackbone
 from sie_adapters_torch._engine import Parts, Step, TorchEngine, bring_up
-from sie_adapters_torch._files import ModelFiles, Prompts
+from sie_adapters_torch._files import ModelFiles, Prompts, positions_of
 from sie_adapters_torch._lora import Base, Loras
 from sie_adapters_torch._options import LengthOptions
 from sie_adapters_torch._packed_bert import PackedBert
+from sie_adapters_torch._positions import tried_positions
 from sie_adapters_torch._request import check_request, check_size
 from sie_adapters_torch._reserve import FEWEST_TOKENS, Size
 from sie_adapters_torch._tokenise import Tokeniser, Tokens
@@ -281,8 +283,17 @@ def bring_up_text(
     def whole(account: str, step: Step) -> E:
         modules, config = read()
         step(0.7, "reading the tokenizer")
-        reading = Reading(files, Tokeniser.load(files, options, config), known.prompts, options)
-        parts = Parts(known.model, options, known.capabilities, files.folder, torch.nn.ModuleList(modules), known.size)
+        tokeniser, capabilities = Tokeniser.load(files, options, config), known.capabilities
+        longest = capabilities.max_sequence_length
+        stated = max(longest or 0, positions_of(files.text_config) or 0) or None
+        tried = tried_positions(modules[0], stated, pad_id=tokeniser.pad_id)
+        if tried is not None and tried != stated:
+            if options.max_length is not None and options.max_length > tried:
+                raise ModelSourceInvalid(f"max_length is {options.max_length}, and the model has {tried} positions")
+            tokeniser.restrict(tried)
+            capabilities = evolve(capabilities, max_sequence_length=min(longest or tried, tried))
+        reading = Reading(files, tokeniser, known.prompts, options)
+        parts = Parts(known.model, options, capabilities, files.folder, torch.nn.ModuleList(modules), known.size)
         return make(parts, account, reading)
 
     return bring_up(known.model, ctx, events, whole)

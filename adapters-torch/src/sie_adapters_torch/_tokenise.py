@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sie_core import InputTooLong, InvalidInput, Item, ModelSourceInvalid
 
 from sie_adapters_torch._files import ModelFiles
+from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._python_tokenizer import PythonTokenizer
 
@@ -67,6 +68,8 @@ class Tokeniser:
         self.inputs: tuple[str, ...] = ()
         """What its models take, by the names that transformers has for it."""
         self.unknown_id: int | None = None
+        self.positions: int | None = None
+        """Those that were found by trying, where the files promise more."""
         self.pads_left = False
         self.cuts_left = False
         """Whether the start of a text is left out where it is too long, not its end."""
@@ -95,6 +98,7 @@ class Tokeniser:
         backend: Any = Tokenizer.from_str(wrapper.backend_tokenizer.to_str()) if fast else PythonTokenizer(wrapper)
         if files.lower_case:
             _lowercase_first(backend, files)
+        _end_with_eos(backend, wrapper, files)
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         vocabulary = int(getattr(text_config, "vocab_size", 0) or backend.get_vocab_size())
         if not vocabulary // 2 <= backend.get_vocab_size() <= 2 * vocabulary:
@@ -111,6 +115,16 @@ class Tokeniser:
         named = {name: getattr(wrapper, f"{name}_id", None) for name in _SPECIAL_TOKENS}
         made.special_ids = {name: int(found) for name, found in named.items() if found is not None}
         return made
+
+    def restrict(self, positions: int | None) -> None:
+        """No text may have more tokens, whatever limit a call has."""
+        self.positions = positions
+        self.limit = self.within(self.limit)
+
+    def within(self, limit: int | None) -> int | None:
+        """A limit, or the model's positions where those are fewer."""
+        known = [n for n in (limit, self.positions) if n is not None]
+        return min(known) if known else None
 
     def id_of(self, token: str) -> int | None:
         """The id of a token as it stands in the vocabulary; ``None``: there is none, or the model has no row for it."""
@@ -141,7 +155,7 @@ class Tokeniser:
             found = {index: _marked(ids, marker, given=items[index].text is None) for index, ids in found.items()}
         skip = len(self._before) + len(self._prompt_ids(prompt)) if prompt else 0
         return [
-            self._cut(found[index], index, skip, truncate=truncate, limit=limit or self.limit)
+            self._cut(found[index], index, skip, truncate=truncate, limit=self.within(limit or self.limit))
             for index in range(len(items))
         ]
 
@@ -262,6 +276,31 @@ def _lowercase_first(backend: Any, files: ModelFiles) -> None:
         raise ModelSourceInvalid(f"{files.folder}: do_lower_case is true, which needs a fast tokenizer")
     own = backend.normalizer
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own is not None else [])])
+
+
+def _end_with_eos(backend: Any, wrapper: Any, files: ModelFiles) -> None:
+    """Put the end token after a text where ``add_eos_token`` says so: some releases of transformers leave it out, and
+    last-token pooling would read a word. Raises ModelSourceInvalid."""
+    from tokenizers import processors
+
+    about = read_object(files.folder / "tokenizer_config.json") or {}
+    if about.get("add_eos_token") is not True:
+        return
+    eos = wrapper.eos_token_id
+    before, after = _special_ids(backend)
+    if eos is not None and after[-1:] == [eos]:
+        return
+    if eos is None or after or isinstance(backend, PythonTokenizer):
+        raise ModelSourceInvalid(f"{files.folder}: add_eos_token is true, and the tokenizer puts no end token")
+    names = {backend.id_to_token(each): each for each in (*before, eos)}
+    start, end = [backend.id_to_token(each) for each in before], backend.id_to_token(eos)
+    first, second = (
+        [*(f"{name}:{kind}" for name in start), f"{text}:{kind}", f"{end}:{kind}"]
+        for kind, text in enumerate(("$A", "$B"))
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single=first, pair=[*first, *second], special_tokens=list(names.items())
+    )
 
 
 def _special_ids(backend: Any) -> tuple[list[int], list[int]]:
