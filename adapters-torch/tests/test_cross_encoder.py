@@ -407,3 +407,18 @@ def test_modules_that_are_not_known_are_refused(load: Any, tiny: Path, copy_of: 
     assert "Pooling" in refused(load, folder)
     modules("Transformer")
     assert "hidden states" in refused(load, folder)
+
+
+def test_a_query_that_is_too_long_is_to_blame_itself(load: Any, tiny: Path) -> None:
+    """G9: not the first document; a document that is too long by itself still is, and cutting works for both."""
+    from sie_core import InputTooLong
+
+    engine = ranker(load, tiny)
+    long = "dog " * 60
+    with pytest.raises(InputTooLong) as caught:
+        scores(engine, long, ["dog", "fox"])
+    assert (caught.value.index, caught.value.param, caught.value.tokens) == (None, "query", 63)
+    with pytest.raises(InputTooLong) as caught:
+        scores(engine, "dog", ["fox", long])
+    assert caught.value.index == 1
+    assert len(scores(engine, long, ["dog", long], truncate=True)) == 2

@@ -292,7 +292,8 @@ def odd(name: str) -> tuple[bytes, Image.Image]:
         return saved(colours, name, **({"lossless": True} if name == "WEBP" else {})), colours
     if name == "16 bits":
         grey = np.asarray(picture(mode="L"))
-        return saved(Image.fromarray(grey.astype(np.uint16) * 257)), Image.fromarray(grey).convert("RGB")
+        file = saved(Image.fromarray(grey.astype(np.uint16)))
+        return file, Image.open(BytesIO(file)).convert("RGB")  # G9: as the reference has them
     left, top = Image.new("L", colours.size, 0), Image.new("L", colours.size, 255)
     mask = Image.composite(left, top, Image.linear_gradient("L").resize(colours.size).point(lambda v: 255 * (v < 90)))
     white = Image.composite(colours, Image.new("RGB", colours.size, "white"), mask)
@@ -341,12 +342,14 @@ def bad(name: str) -> bytes:
     whole = saved(picture(200, 120))
     photo = saved(picture(200, 120), "JPEG")
     floats = saved(Image.fromarray(np.ones((9, 9), np.float32)), "TIFF")
+    grey = saved(Image.fromarray(np.full((9, 9), 999, np.uint16)))  # G9: white to the reference
     deep = saved(Image.fromarray(np.ones((9, 9), np.int32)), "TIFF")
     cases = {
         "empty": b"", "text": b"no image at all", "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n",
         "half a png": whole[: len(whole) // 2], "half a jpeg": photo[: len(photo) // 2], "a header": whole[:40],
         "broken": whole[:60] + bytes(200) + whole[260:], "floats": floats, "32 bits": deep,
+        "16 bits of grey": grey,
         "no pixels": b"GIF89a" + bytes(4) + b"\0\0\0;", "thin": saved(Image.new("1", (1, 60_000))),
     }  # fmt: skip
     return cases[name]
@@ -357,7 +360,8 @@ def bad(name: str) -> bytes:
     [
         ("empty", "no image"), ("text", "no image"), ("svg", "no image"), ("postscript", "no image"),
         ("half a png", "truncated"), ("half a jpeg", "truncated"), ("a header", "no image"), ("broken", "damaged"),
-        ("floats", "32 bits"), ("32 bits", "32 bits"), ("no pixels", "image"), ("thin", "long and thin"),
+        ("floats", "32 bits"), ("32 bits", "32 bits"), ("16 bits of grey", "save it with 8"),
+        ("no pixels", "image"), ("thin", "long and thin"),
     ],
 )  # fmt: skip
 def test_bad_images_are_named(opened: Any, dual_encoders: dict[str, Path], name: str, says: str) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sie_core import (
     BatchRequest,
     EngineEvents,
+    InputTooLong,
     InvalidInput,
     Item,
     ModelSpec,
@@ -83,6 +84,10 @@ class CrossEncoderEngine(TextEngine):
         documents = self._documents(request.items)
         truncate = request.params.truncate
         truncate = self._options_given.truncate if truncate is None else truncate
+        limit, least = self._tokeniser.limit, min(map(len, documents), default=0)
+        if limit is not None and not truncate and len(query) + self._pairs.extra >= limit and least:
+            # Whatever the documents are: none of them is to blame.
+            raise InputTooLong(tokens=len(query) + self._pairs.extra, limit=limit, param="query")
         pair = partial(self._pairs, truncate=truncate)
         return [pair(query, document, index=index) for index, document in enumerate(documents)]
 

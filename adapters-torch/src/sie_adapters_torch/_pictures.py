@@ -141,8 +141,12 @@ def _rgb(image: Image.Image, index: int) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        # 16 bits of grey: Pillow's own conversion would make everything but the darkest 256th white.
-        grey = (np.asarray(image).astype(np.uint32) + 128) // 257
+        # 16 bits of grey: the reference, which is Pillow's own conversion, makes white of all that is over 255.
+        grey = np.asarray(image)
+        if grey.max() > 255:
+            raise _refused(
+                "the image has 16 bits of grey, of which models would see the darkest alone: save it with 8", index
+            )
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise _refused(f"the image's pixels are of 32 bits (mode {image.mode}): what is white is not known", index)
