@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,6 +39,8 @@ def on_residency_changed(event):
 def on_shutdown():
     print("FAREWELL", flush=True)
 """
+
+SLOW = "models: [{name: a, adapter: fake, options: {run_s: 3}}, {name: b, adapter: fake}]\n"
 
 UNSTOPPABLE = """
 import threading
@@ -194,3 +197,20 @@ def test_no_process_is_left_behind(server: Callable[..., Any]) -> None:
     one.terminate()
     assert one.process.wait(30) == 0
     assert not [child for child in children if child.is_running()]
+
+
+def test_a_server_ends_well_while_a_model_is_leaving_its_configuration(
+    server: Callable[..., Any], tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    """F5: the end of a server that had a busy model removed was a failure."""
+    one = server(SLOW)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(one.encode)
+        until(lambda: one.model("a")["leases"])
+        (tmp_path / "fresh.yaml").write_text("models: [{name: b, adapter: fake}]\n", encoding="utf-8")
+        (tmp_path / "fresh.yaml").rename(tmp_path / "sie.yaml")
+        one.process.send_signal(signal.SIGHUP)
+        until(lambda: one.model("a")["leaving"])
+        one.terminate()
+        assert asking.result().status_code == 200
+    assert one.process.wait(60) == 0, one.text

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import time
 from typing import Any
 
 import pytest
 from sie_testing import FaultPoints
-from website import Served, Start, key_line, until
-from websockets.asyncio.client import ClientConnection, connect
+from website import Start, key_line, next_status, until, watch
+from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
-
-
-def watch(s: Served, key: str | None = None) -> connect:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return connect(s.url.replace("http://", "ws://") + "/ws/status", additional_headers=headers)
-
-
-async def next_status(socket: ClientConnection) -> dict[str, Any]:
-    async with asyncio.timeout(5):
-        status: dict[str, Any] = json.loads(await socket.recv())
-    return status
 
 
 def residency(status: dict[str, Any], model: str = "mini") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -21,6 +22,7 @@ from sie_core.residency import Registry, RegistrySettings
 from sie_core.serving import Service
 from sie_core.telemetry import Telemetry
 from sie_testing import FakeOptions, FakeStreamEngine, FaultPoints
+from websockets.asyncio.client import ClientConnection, connect
 
 MIB = 1024 * 1024
 
@@ -112,6 +114,17 @@ async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> Non
 
 
 Start = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+def watch(s: Served, key: str | None = None) -> connect:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return connect(s.url.replace("http://", "ws://") + "/ws/status", additional_headers=headers)
+
+
+async def next_status(socket: ClientConnection) -> dict[str, Any]:
+    async with asyncio.timeout(5):
+        status: dict[str, Any] = json.loads(await socket.recv())
+    return status
 
 
 def key_line(role: str, key: str) -> str:

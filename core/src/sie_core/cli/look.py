@@ -118,6 +118,7 @@ def status(*, remote: Remote = _NO_REMOTE) -> None:
         print(printable(line))
     print()
     _print_models(body.get("models", []), empty="No models are configured.")
+    _waits(body.get("models", []))
     _failures(body.get("models", []))
 
 
@@ -225,7 +226,7 @@ def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:
         (
             (
                 row["name"],
-                row["residency"] + _percent(row.get("progress")),
+                row["residency"] + _percent(row.get("progress")) + (" (leaving)" if row.get("leaving") else ""),
                 row.get("adapter"),
                 _device(row.get("device")),
                 size(row.get("device_bytes")),
@@ -240,6 +241,13 @@ def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:
         right=("DEVICE MEMORY", "HOST MEMORY", "LEASES", "QUEUED"),
         drops=("ADAPTER", "PINNED", "DEVICE", "QUEUED", "LEASES", "HOST MEMORY", "DEVICE MEMORY"),
     )
+
+
+def _waits(rows: list[dict[str, Any]]) -> None:
+    """Under the table: what stands between models and what they are about to do."""
+    lines = [printable(f"{row['name']} {row['waits_for']}.") for row in rows if row.get("waits_for")]
+    if lines:
+        print("", *lines, sep="\n")
 
 
 def _failures(rows: list[dict[str, Any]]) -> None:

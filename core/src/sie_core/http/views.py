@@ -82,6 +82,7 @@ def model_status(status: ModelStatus, *, operator: bool = True) -> dict[str, Any
         "progress": None if progress is None else {"fraction": progress[0], "note": progress[1]},
         "loras": [_lora(lora, operator) for lora in status.loras],
         "figures": dict(status.figures),
+        "leaving": status.leaving,
         "waits_for": status.waits_for,
     }
 

@@ -113,6 +113,8 @@ class ModelStatus:
     """What it holds beyond what it was promised."""
     figures: Mapping[str, int | float] = field(factory=dict)
     """What its engine said of itself when it was loaded."""
+    leaving: bool = False
+    """It is not configured any more: it ends its requests, and goes."""
     waits_for: str | None = None
     """What it waits for before it can come, or go, in words that go on from its name."""
 

@@ -355,14 +355,19 @@ class Registry:
     # --- status ------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
-        return name in self._roster.records
+        record = self._roster.records.get(name)
+        return record is not None and not record.removed
 
     def names(self) -> list[str]:
-        return list(self._roster.records)
+        """The configured models."""
+        return [name for name, record in self._roster.records.items() if not record.removed]
 
     def status(self, name: str) -> ModelStatus:
         """How one model stands. Raises ModelNotFound."""
-        record = self._find(name)
+        return self._status(self._find(name))
+
+    def _status(self, record: Record) -> ModelStatus:
+        name = record.name
         held = self._roster.ledger.holding(name)
         failure = record.failure or record.last_crash
         return ModelStatus(
@@ -387,6 +392,7 @@ class Registry:
             host_copy_bytes=self._tier.held(name),
             overrun_bytes=self._roster.ledger.overrun(name),
             figures=record.figures,
+            leaving=record.removed,
             waits_for=self._waits_for(record),
         )
 
@@ -410,8 +416,8 @@ class Registry:
         return self.status(name)
 
     def statuses(self) -> list[ModelStatus]:
-        """How every model stands, in the order of the configuration."""
-        return [self.status(name) for name in self._roster.records]
+        """How every model stands, in the order of the configuration; those that left it too, until they are gone."""
+        return [self._status(record) for record in self._roster.records.values()]
 
     def accounts(self) -> list[AccountState]:
         """The ledger's accounts."""

@@ -190,8 +190,8 @@ class Service:
         return self._front.resolve(name)
 
     def models(self) -> list[ModelStatus]:
-        """Every configured model, in the order of the configuration."""
-        return self._registry.statuses()
+        """Every configured model, in the order of the configuration; without those that are leaving."""
+        return [status for status in self._registry.statuses() if not status.leaving]
 
     def model(self, name: str) -> ModelStatus:
         """One model. Raises ModelNotFound, with what may have been meant."""

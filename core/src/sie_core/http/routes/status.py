@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StatusFeed", "show_status"]
 
+_log = logging.getLogger(__name__)
 MIN_GAP_S: Final = 0.25
 POLL_S: Final = 1.0
 """Queue lengths and bytes change without a change of residency; they are looked at this often while anybody watches."""
@@ -104,7 +106,10 @@ class StatusFeed:
                     async with asyncio.timeout(POLL_S):
                         await self._stirred.wait()
                 self._stirred.clear()
-                self._look()
+                try:
+                    self._look()
+                except Exception:  # the next look may go well: watchers must not fall silent for good
+                    _log.exception("the status can't be told")
                 if self._version != announced:
                     announced = self._version
                     async with self._changed:
