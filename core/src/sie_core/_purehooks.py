@@ -1,6 +1,6 @@
 """Runs the pure hooks. The event loop waits for them, so what a plugin does in one must not be able to hold it up.
 
-Each plugin's pure hooks run on a thread of their own, in order, and the loop waits a limited time for each call. What
+Each hook of a plugin runs on a thread of its own, its calls in order, and the loop waits a limited time for each. What
 takes longer goes on without being waited for; a hook that did so three times is not called again.
 """
 
@@ -37,13 +37,14 @@ class _Call:
     hook: str
     function: Callable[..., Any]
     arguments: Sequence[Any]
-    began: float = field(factory=time.monotonic)
+    began: float = 0.0
     done: threading.Event = field(factory=threading.Event)
     late: bool = False
     answer: Any = None
     error: BaseException | None = None
 
     def run(self) -> None:
+        self.began = time.monotonic()
         try:
             self.answer = self.function(*self.arguments)
         except BaseException as error:  # SystemExit, too: a plugin must not end the server
@@ -60,7 +61,7 @@ class _Call:
 
 
 class _Lane:
-    """The calls of one plugin, in order. Its thread lives as long as there are any."""
+    """The calls of one hook of one plugin, in order. Its thread lives as long as there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,7 +95,7 @@ class PureHooks:
     def __init__(self, disabled: Callable[[SlowHook], None], *, patience_s: float = 0.5) -> None:
         self.patience_s = patience_s
         self._disabled = disabled
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[tuple[str, str], _Lane] = {}
         self._slow: dict[tuple[str, str], SlowHook] = {}
 
     @property
@@ -118,7 +119,7 @@ class PureHooks:
         """The hook's answer; ``None`` as well if it raised, which is logged, or did not return in time."""
         call = _Call(plugin, hook, function, arguments)
         patience = self.patience_s if patience_s is None else patience_s
-        self._lanes.setdefault(plugin, _Lane()).submit(call)
+        self._lanes.setdefault((plugin, hook), _Lane()).submit(call)
         if not call.done.wait(patience):
             call.late = True
             self._overran(plugin, hook, patience)

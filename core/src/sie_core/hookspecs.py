@@ -10,7 +10,7 @@ Project name, markers and entry-point group are all ``sie``::
         registrar.add("my-encoder", MyAdapter)
 
 Three kinds. *Start-up* hooks run once, on the main thread, in order of registration. *Pure* hooks run on a thread of
-the plugin's own while the event loop waits: they must return at once, and one that was too slow three times is
+their own while the event loop waits: they must return at once, and one that was too slow three times is
 disabled. *Blocking* hooks run on the engine's own worker thread under a deadline; the plugin that registered the
 model's adapter is asked first, then the others, and the first answer that is not ``None`` counts.
 """

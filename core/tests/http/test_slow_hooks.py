@@ -63,10 +63,10 @@ async def test_a_hook_that_blocks_is_named_and_disabled_after_three_times(
             status = (await s.http.get("/v1/status")).json()
             assert status["slow_hooks"] == [{"plugin": "sleepy", "hook": hook, "overruns": 3, "disabled": True}]
             assert await asyncio.to_thread(run, ["status", "--url", s.url]) == 0
-            shown = f"Plugin sleepy: {hook} is disabled until the server is restarted"
+            shown = f"\nPlugin sleepy: {hook} is disabled until the server is restarted"
             assert shown in capsys.readouterr().out
             assert await asyncio.to_thread(run, ["plugins", "--url", s.url]) == 0
-            assert shown in " ".join(capsys.readouterr().out.split())
+            assert shown in capsys.readouterr().out
             assert await asyncio.to_thread(run, ["plugins", "--json", "--url", s.url]) == 0
             rows = {row["name"]: row["slow_hooks"] for row in json.loads(capsys.readouterr().out)}
             assert rows["sleepy"] == status["slow_hooks"]
@@ -75,6 +75,24 @@ async def test_a_hook_that_blocks_is_named_and_disabled_after_three_times(
     assert f"{hook} of plugin 'sleepy' is disabled" in caplog.text
     assert not blocking.implements(hook)
     assert hook in str(named(blocking)["reason"])
+
+
+async def test_a_hook_is_not_blamed_for_another_of_its_plugin(
+    listening: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D2: only the one that blocks is disabled."""
+    source = BLOCKS.format(hook="on_residency_changed", arguments="event")
+    quick = "    @hookimpl\n    def choose_victims(candidates):\n        asked.append(1)\n    asked = []\n"
+    name = install_plugin(tmp_path, monkeypatch, "sleepy", source + "\n" + quick)
+    plugins = Plugins.load(strict=True)
+    plugins.pure.patience_s = 0.2
+    async with listening(plugins=plugins) as s:
+        for model in ("half", "other-half") * 2:
+            assert (await s.encode(model)).status_code == 200
+        slow = (await s.http.get("/v1/status")).json()["slow_hooks"]
+    assert [each["hook"] for each in slow if each["disabled"]] == ["on_residency_changed"]
+    assert sys.modules[name].asked
+    sys.modules[name].let_go.set()
 
 
 ENDS = """

@@ -79,7 +79,7 @@ def plugins(
         if verbose and info.traceback:
             print(printable(info.traceback.rstrip(), newlines=True))
     for line in slow_hooks(status):
-        print(printable(f"\n{line}"))
+        print(printable(f"\n{line}", newlines=True))
     if bad and not verbose and any(info.traceback for info in bad):
         print("\n`sie plugins --verbose` shows the tracebacks.")
     return Exit.FAILED if strict and bad else Exit.OK
