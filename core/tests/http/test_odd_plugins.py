@@ -34,9 +34,11 @@ PLUGIN = """
             return {probe}
 
         def prepare(self, request):
+            {before_prepare}
             return [Prepared(1, item.text) for item in request.items]
 
         def run(self, batch):
+            {before_run}
             return [EncodeOutput({tokens}, {dense}) for one in batch]
 
     class OddAdapter(Adapter):
@@ -71,6 +73,8 @@ PLUGIN = """
             return {offload}
 """
 FINE = {
+    "before_prepare": "pass",
+    "before_run": "pass",
     "tokens": "1",
     "dense": "np.ones(64, dtype=np.float32)",
     "load": "return OddEngine(ctx)",
@@ -203,6 +207,32 @@ async def test_an_answer_that_is_not_what_the_model_states_is_refused(
         assert answer.status_code == 500
         message = answer.json()["detail"]["message"]
         assert f"the engine of model 'strange' (plugin 'oddly') answered item 0 of its batch with {told}" in message
+
+
+METHODS = {
+    "run gives None": ({"before_run": "return None"}, "run", "returned NoneType: return a list of outputs"),
+    "run gives an array": ({"before_run": "return np.ones((1, 64))"}, "run", "returned ndarray: return a list"),
+    "run raises": ({"before_run": "{}['weights']"}, "run", "failed: KeyError: 'weights'"),
+    "run exits": ({"before_run": "raise SystemExit(3)"}, "run", "failed: RuntimeError: the call raised SystemExit(3)"),
+    "prepare gives None": ({"before_prepare": "return None"}, "prepare", "returned NoneType: return a list"),
+    "prepare gives texts": ({"before_prepare": "return ['x']"}, "prepare", "returned items that are not Prepared"),
+    "prepare gives too few": ({"before_prepare": "return []"}, "prepare", "returned 0 of 1 items"),
+    "prepare raises": ({"before_prepare": "1 / 0"}, "prepare", "failed: ZeroDivisionError: division by zero"),
+}
+
+
+@pytest.mark.parametrize(("parts", "method", "told"), METHODS.values(), ids=METHODS)
+async def test_an_engine_that_breaks_its_contract_is_named(
+    served: Start, odd: Any, parts: dict[str, str], method: str, told: str
+) -> None:
+    """C6: the method, the model and the plugin, rather than "internal error"."""
+    async with served(plugins=odd(**parts)) as s:
+        s.registry.apply([MODEL])
+        answers = [await s.encode("strange"), await s.embed(model="strange")]
+    for answer in answers:
+        error = answer.json().get("error") or answer.json()["detail"]
+        assert (answer.status_code, error["code"]) == (500, "INFERENCE_ERROR")
+        assert f"{method} of the engine of model 'strange' (plugin 'oddly') {told}" in error["message"]
 
 
 async def test_dimensions_that_were_asked_for_are_the_ones_that_count(served: Start, odd: Any) -> None:

@@ -138,7 +138,7 @@ def test_every_error_of_the_table_is_there_and_no_other(dialect: str) -> None:
         for cls, rule in RULES.items()
         if issubclass(cls, SieError)
     }
-    by_hand = raised_by_hand()
+    by_hand = raised_by_hand() - {(431, "HEADERS_TOO_LARGE")}  # before there is a path: in the description
     assert {(415, "UNSUPPORTED_MEDIA_TYPE"), (408, "REQUEST_TIMEOUT"), (501, "UNSUPPORTED")} <= by_hand
     admin = {(403, "FORBIDDEN"), (501, "UNSUPPORTED")}  # on paths of one dialect only
     said = set(documented(BY_ID[OF_DIALECT[dialect]][2]))

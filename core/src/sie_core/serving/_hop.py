@@ -10,14 +10,15 @@ import numpy as np
 from attrs import define, field
 
 from sie_core._traces import empty_frames
+from sie_core.adapter import Prepared
 from sie_core.errors import InferenceError, InvalidInput
 from sie_core.serving._choose import Sizing, Slot, choose
 from sie_core.serving._job import Chunk, translate
-from sie_core.serving._sound import oddity
+from sie_core.serving._sound import listed, oddity
 from sie_core.types import ExtractOutput, ScoreOutput
 
 if TYPE_CHECKING:
-    from sie_core.adapter import BatchEngine, Prepared
+    from sie_core.adapter import BatchEngine
     from sie_core.types import Output
 
 __all__ = ["Hop", "PreparedChunk", "not_finite", "prepare", "run", "run_chosen"]
@@ -52,8 +53,9 @@ def _is_fault(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
-def prepare(engine: BatchEngine, chunks: Sequence[Chunk]) -> list[PreparedChunk]:
-    """Prepare chunks, each by itself: an error of one is no other's."""
+def prepare(engine: BatchEngine, chunks: Sequence[Chunk], owner: str) -> list[PreparedChunk]:
+    """Prepare chunks, each by itself: an error of one is no other's. ``owner``: whose engine it is, for errors."""
+    what = f"prepare of {owner}"
     done: list[PreparedChunk] = []
     for chunk in chunks:
         result = PreparedChunk(chunk)
@@ -63,17 +65,18 @@ def prepare(engine: BatchEngine, chunks: Sequence[Chunk]) -> list[PreparedChunk]
         began = time.perf_counter()
         try:
             result.items = engine.prepare(chunk.request)
-            if len(result.items) != len(chunk.request.items):
-                raise InferenceError(
-                    f"the engine prepared {len(result.items)} items of {len(chunk.request.items)}: a bug in the adapter"
-                )
+            came = listed(result.items, what, "Prepared")
+            if came != len(chunk.request.items):
+                raise InferenceError(f"{what} returned {came} of {len(chunk.request.items)} items")
+            if not all(isinstance(item, Prepared) for item in result.items):
+                raise InferenceError(f"{what} returned items that are not Prepared")
         except BaseException as error:
             if not _is_fault(error):
                 raise
             if chunk.first and isinstance(error, InvalidInput) and error.index is not None:
                 error.index += chunk.first
             empty_frames(error)
-            result.error = translate(error, "preparing the input")
+            result.items, result.error = (), translate(error, what)
         result.seconds = time.perf_counter() - began
         done.append(result)
     return done
@@ -83,7 +86,7 @@ def run(engine: BatchEngine, chunks: Sequence[Chunk], window: list[Slot], sizing
     """Prepare what is not prepared yet, choose, run, check: one hop to the engine's thread and back."""
     hop = Hop()
     if chunks:
-        hop.prepared = prepare(engine, chunks)
+        hop.prepared = prepare(engine, chunks, owner)
         for part in hop.prepared:
             job, first = part.chunk.job, part.chunk.first
             window += [Slot(job, first + i, item, item.tokens) for i, item in enumerate(part.items)]
@@ -99,8 +102,8 @@ def run_chosen(engine: BatchEngine, hop: Hop, owner: str) -> Hop:
     try:
         hop.outputs = engine.run([slot.prepared for slot in hop.chosen])
         hop.seconds = time.perf_counter() - hop.began
-        if len(hop.outputs) != len(hop.chosen):
-            came, due = len(hop.outputs), len(hop.chosen)
+        came, due = listed(hop.outputs, f"run of {owner}", "outputs"), len(hop.chosen)
+        if came != due:
             raise InferenceError(f"{owner} answered {came} of {due} items: a bug in the adapter")
         asked = [slot.job.request.params.dimensions for slot in hop.chosen]
         odd = oddity(zip(hop.outputs, asked, strict=True), engine.capabilities)
@@ -111,7 +114,7 @@ def run_chosen(engine: BatchEngine, hop: Hop, owner: str) -> Hop:
         if not _is_fault(error):
             raise
         empty_frames(error)
-        hop.error = translate(error, "the engine")
+        hop.error = translate(error, f"run of {owner}")
         hop.outputs = ()
     return hop
 

@@ -48,7 +48,7 @@ def is_slow(request: BatchRequest) -> bool:
     return letters > _SLOW_LETTERS
 
 
-def prepare_piece(engine: BatchEngine, chunk: Chunk) -> PreparedChunk:
+def prepare_piece(engine: BatchEngine, chunk: Chunk, owner: str) -> PreparedChunk:
     """Prepare as much of a chunk as a piece may hold: the result may have fewer items than the chunk."""
     result, began = PreparedChunk(chunk), time.perf_counter()
     items: list[Any] = []
@@ -56,7 +56,7 @@ def prepare_piece(engine: BatchEngine, chunk: Chunk) -> PreparedChunk:
         if chunk.job.dead:
             break
         part = Chunk(chunk.job, chunk.first + len(items), evolve(chunk.request, items=group))
-        (done,) = prepare(engine, [part])
+        (done,) = prepare(engine, [part], owner)
         result.error = done.error
         items += done.items
         if done.error is not None or time.perf_counter() - began >= PIECE_S:
@@ -80,8 +80,9 @@ def _groups(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 class Pieces:
     """The slow requests of one batcher, in turns."""
 
-    def __init__(self, engine: BatchEngine, worker: EngineWorker) -> None:
+    def __init__(self, engine: BatchEngine, worker: EngineWorker, owner: str) -> None:
         self._engine = engine
+        self._owner = owner
         self._worker = worker
         self._jobs: OrderedDict[Job, None] = OrderedDict()
         self._ready: dict[Job, None] = {}
@@ -106,7 +107,8 @@ class Pieces:
         job, _ = self._jobs.popitem(last=False)
         self._at_work = True
         chunk = job.take_chunk(_ITEMS)
-        self._worker.submit(prepare_piece, self._engine, chunk).add_done_callback(partial(self._prepared, then))
+        preparing = self._worker.submit(prepare_piece, self._engine, chunk, self._owner)
+        preparing.add_done_callback(partial(self._prepared, then))
 
     def _prepared(self, then: Callable[[BaseException | None], None], future: asyncio.Future[PreparedChunk]) -> None:
         self._at_work = False

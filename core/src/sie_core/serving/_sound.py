@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sie_core.errors import InferenceError
 from sie_core.types import EncodeOutput, ExtractOutput, ScoreOutput, SparseVector
 
 if TYPE_CHECKING:
     from sie_core.residency.worker import EngineWorker
     from sie_core.types import Capabilities, Output
 
-__all__ = ["oddity", "whose"]
+__all__ = ["listed", "oddity", "whose"]
 
 _FLOAT32 = np.dtype(np.float32)
 _INT32 = np.dtype(np.int32)
@@ -24,6 +25,13 @@ def whose(worker: EngineWorker) -> str:
     """The engine of a worker, as errors name it."""
     plugin = f" (plugin {worker.plugin!r})" if worker.plugin else ""
     return f"the engine of model {worker.name!r}{plugin}"
+
+
+def listed(answer: Any, what: str, kind: str) -> int:
+    """How many there are. Raises InferenceError for what is no list or tuple: ``what`` is the method and its owner."""
+    if not isinstance(answer, list | tuple):
+        raise InferenceError(f"{what} returned {type(answer).__name__}: return a list of {kind}, one for each item")
+    return len(answer)
 
 
 def oddity(outputs: Iterable[tuple[Output, int | None]], known: Capabilities) -> str | None:

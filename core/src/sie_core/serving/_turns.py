@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sie_core.errors import DeadlineExceeded, InferenceError, NonFiniteOutput
 from sie_core.serving._hop import not_finite
 from sie_core.serving._job import FAULTS, translate
-from sie_core.serving._sound import oddity, whose
+from sie_core.serving._sound import listed, oddity, whose
 from sie_core.types import Task
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ async def answer(
                 try:
                     outputs = await _ask(engine, request)
                 except FAULTS as error:
-                    raise translate(error, "the engine")  # noqa: B904 - it has its cause already
+                    raise translate(error, f"{request.task.value} of {whose(lease.worker)}")  # noqa: B904 - it has its cause already
     except TimeoutError:
         if not limit.expired():
             raise
@@ -104,8 +104,9 @@ def _ask(engine: StreamEngine, request: BatchRequest) -> Awaitable[Sequence[Outp
 
 async def _check(outputs: Sequence[Output], request: BatchRequest, engine: StreamEngine, owner: str) -> None:
     """Some at a time: a large answer stops nobody else. Raises InferenceError, NonFiniteOutput."""
-    if len(outputs) != len(request.items):
-        raise InferenceError(f"{owner} answered {len(outputs)} of {len(request.items)} items: a bug in the adapter")
+    came = listed(outputs, f"{request.task.value} of {owner}", "outputs")
+    if came != len(request.items):
+        raise InferenceError(f"{owner} answered {came} of {len(request.items)} items: a bug in the adapter")
     asked = request.params.dimensions
     bad: list[int] = []
     for first in range(0, len(outputs), _CHECKED):

@@ -21,7 +21,7 @@ from sie_core.errors import DeadlineExceeded, EngineDied, NonFiniteOutput, OutOf
 from sie_core.serving._choose import RunCost, Slot, choose
 from sie_core.serving._hop import Hop, PreparedChunk, prepare, run, run_chosen
 from sie_core.serving._intake import Intake
-from sie_core.serving._job import TURN, Job
+from sie_core.serving._job import TURN, Job, translate
 from sie_core.serving._pieces import Pieces, is_slow
 from sie_core.serving._recovery import MakeRoom, Recovery
 from sie_core.serving._sound import whose
@@ -75,7 +75,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[Job, None] = OrderedDict()  # jobs without an answer, in order of their turn
         self._intake = Intake()
-        self._pieces = Pieces(engine, decoder or worker)
+        self._pieces = Pieces(engine, decoder or worker, self._owner)
         self._pump_task: asyncio.Task[None] | None = None
         self._tokenising = False
         self._timer: asyncio.TimerHandle | None = None  # at or before the earliest deadline of all
@@ -192,7 +192,7 @@ class Batcher:
         if not chunks:
             return
         self._tokenising = True
-        future = side.submit(prepare, self.engine, chunks)
+        future = side.submit(prepare, self.engine, chunks, self._owner)
         future.add_done_callback(self._tokenised)
 
     def _side_thread(self) -> EngineWorker | None:
@@ -287,6 +287,8 @@ class Batcher:
         self._running = future
         try:
             return await future
+        except Exception as error:  # such as that the call ended its thread
+            raise translate(error, f"run of {self._owner}")  # noqa: B904 - it has its cause already
         finally:
             self._running = None
 

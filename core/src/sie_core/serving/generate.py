@@ -15,6 +15,7 @@ from sie_core.adapter import StreamEngine
 from sie_core.errors import DeadlineExceeded, InferenceError, Unsupported
 from sie_core.serving._job import FAULTS, translate
 from sie_core.serving._silence import Silence
+from sie_core.serving._sound import whose
 from sie_core.serving._splice import Signature, Splice
 from sie_core.serving._turns import Lasting
 from sie_core.types import GenerateRequest
@@ -52,6 +53,8 @@ class _Course:
     """How far a request has come."""
 
     deadline: float
+    owner: str = "the engine"
+    """Whose engine it is, for errors."""
     limit: asyncio.Timeout | None = None
     runs: bool = False
     queue_s: float = 0.0
@@ -71,9 +74,9 @@ class _Course:
     async def next(self, pieces: AsyncGenerator[bytes | list[bytes]]) -> bytes | list[bytes] | None:
         """What comes next, or none."""
         if self.silence is None:
-            return await _next(pieces)
+            return await _next(pieces, self.owner)
         self.silence.ask()
-        piece = await _next(pieces)
+        piece = await _next(pieces, self.owner)
         self.silence.heard()
         return piece
 
@@ -107,7 +110,9 @@ class Generator:
                 try:
                     answer = await engine.generate(request)
                 except FAULTS as error:
-                    raise translate(error, "the engine")  # noqa: B904 - it has its cause already
+                    raise translate(error, f"generate of {course.owner}")  # noqa: B904 - it has its cause already
+            if not isinstance(answer, Mapping):
+                raise InferenceError(f"generate of {course.owner} returned {type(answer).__name__}: return a mapping")
             usage = answer.get("usage") or {}
             return self._done(visit, course, signature, usage, signature.sign(answer))
 
@@ -124,7 +129,7 @@ class Generator:
             body = {**request.body, "stream_options": {**asked, "include_usage": True}}
             request = evolve(request, body=body)
             async with self._inside(visit, request, course) as engine:
-                async with aclosing(_pieces(engine, request)) as pieces:
+                async with aclosing(_pieces(engine, request, course.owner)) as pieces:
                     while (piece := await course.next(pieces)) is not None:
                         if course.first_s is None:
                             silence_s = None if whole else visit.lane.spec.deadline_s
@@ -146,7 +151,7 @@ class Generator:
                     self._registry.try_acquire(lane.name)
                     or await self._front.acquire(lane, partial(lane.check_generate, request=request), course.deadline)
                 )
-                lane.spec, engine = lease.model, lease.engine
+                lane.spec, engine, course.owner = lease.model, lease.engine, whose(lease.worker)
                 lane.check_generate(engine.capabilities, request=request)
                 if not isinstance(engine, StreamEngine):
                     raise Unsupported(f"the engine of model {lane.name!r} does not generate", param="model")
@@ -195,21 +200,21 @@ class Generator:
         return result
 
 
-def _pieces(engine: StreamEngine, request: GenerateRequest) -> AsyncGenerator[bytes | list[bytes]]:
+def _pieces(engine: StreamEngine, request: GenerateRequest, owner: str) -> AsyncGenerator[bytes | list[bytes]]:
     try:
         return engine.stream(request)
     except FAULTS as error:
-        raise translate(error, "the engine")  # noqa: B904 - it has its cause already
+        raise translate(error, f"stream of {owner}")  # noqa: B904 - it has its cause already
 
 
-async def _next(pieces: AsyncGenerator[bytes | list[bytes]]) -> bytes | list[bytes] | None:
+async def _next(pieces: AsyncGenerator[bytes | list[bytes]], owner: str) -> bytes | list[bytes] | None:
     """What comes next, or none. What the engine raises is told apart here from what becomes of a piece later."""
     try:
         return await anext(pieces)
     except StopAsyncIteration:
         return None
     except FAULTS as error:
-        raise translate(error, "the engine")  # noqa: B904 - as above
+        raise translate(error, f"stream of {owner}")  # noqa: B904 - as above
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
