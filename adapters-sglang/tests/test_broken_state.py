@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,68 @@ def test_a_state_folder_that_can_not_be_made_is_named(
     monkeypatch.setenv("SIE_STATE_DIR", str(tmp_path / "file"))
     with pytest.raises(EngineStartError, match=r"file/sie/engines can't hold .* SIE_STATE_DIR"):
         start(home.model())
+
+
+def _link_instead(root: Path, elsewhere: Path) -> None:
+    root.symlink_to(elsewhere)
+
+
+def _link_inside(root: Path, elsewhere: Path) -> None:
+    root.mkdir()
+    (root / "engines").symlink_to(elsewhere)
+
+
+def _of_another_user(root: Path, elsewhere: Path) -> None:
+    root.mkdir()
+    os.chown(root, 12345, 12345)
+
+
+def _of_another_user_inside(root: Path, elsewhere: Path) -> None:
+    (root / "engines").mkdir(parents=True)
+    os.chown(root / "engines", 12345, 12345)
+
+
+def _a_file(root: Path, elsewhere: Path) -> None:
+    root.touch()
+
+
+@pytest.mark.parametrize("prepare", [_link_instead, _link_inside, _of_another_user, _of_another_user_inside, _a_file])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_state_folder_of_somebody_else_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Path, Path], None], given: bool
+) -> None:
+    """F11: as root, a ``/tmp/sie-0`` of another user with a link inside was trusted."""
+    if "another" in prepare.__name__ and os.geteuid() != 0:
+        pytest.skip("only root can make folders of other users")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("SIE_STATE_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("SIE_STATE_DIR", str(tmp_path))
+        prepare(tmp_path / "sie", elsewhere)
+        with pytest.raises(EngineStartError, match=r"sie/engines can't hold .* SIE_STATE_DIR"):
+            state_folder()
+    else:
+        prepare(tmp_path / f"sie-{os.geteuid()}", elsewhere)
+        found = state_folder()
+        assert found == tmp_path / "home" / ".local" / "state" / "sie" / "engines"
+        assert (found.stat().st_uid, found.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
+    assert (list(elsewhere.iterdir()), elsewhere.stat().st_mode & 0o777) == ([], 0o755)
+
+
+def test_the_state_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F11: it is made where it is expected, and found there again."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("SIE_STATE_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    found = state_folder()
+    assert found == state_folder() == tmp_path / f"sie-{os.geteuid()}" / "engines"
+    assert [folder.stat().st_mode & 0o777 for folder in (found, found.parent)] == [0o700, 0o700]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    assert state_folder() == tmp_path / "run" / "sie" / "engines"
 
 
 @pytest.mark.parametrize("writes", [0, 1])

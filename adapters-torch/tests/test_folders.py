@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,11 @@ def be_a_folder(file: Path) -> None:
     file.mkdir()
 
 
+def be_a_fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 def edit(name: str, **changes: Any) -> Damage:
     def damage(folder: Path) -> None:
         file = folder / name
@@ -74,6 +80,9 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "config is a list": (lambda folder: (folder / "config.json").write_text("[]"), "no JSON object"),
     "config nested deeply": (lambda folder: (folder / "config.json").write_text("[" * 100_000), "no JSON"),
     "config can't be read": (lambda folder: be_a_folder(folder / "config.json"), "can't be read"),
+    "config is a FIFO (F12)": (lambda folder: be_a_fifo(folder / "config.json"), "not a regular file"),
+    "tokenizer is a FIFO (F12)": (lambda folder: be_a_fifo(folder / "tokenizer.json"), "not a regular file"),
+    "weights are a FIFO (F12)": (lambda folder: be_a_fifo(folder / "model.safetensors"), "not a regular file"),
     "unknown architecture": (edit("config.json", model_type="no-such-thing"), "no-such-thing"),
     "no architecture": (edit("config.json", model_type=None, architectures=None), "model_type"),
     "not an encoder": (edit("config.json", model_type="encodec"), "another architecture"),

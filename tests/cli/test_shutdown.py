@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -65,6 +66,22 @@ def register_adapters(registrar):
 @hookimpl
 def admission_reserve(model, devices):
     return AdmissionReserve(ranks=(DeviceNeed(1),)) if model.adapter == "unstoppable" else None
+"""
+
+
+THREADLESS = """
+import threading, _thread
+from sie_core import hookimpl
+sie_api = 1
+
+def refused(*args, **kwargs):
+    raise RuntimeError("can't start new thread")
+
+@hookimpl
+def on_residency_changed(event):
+    if event.after == "resident":
+        threading._start_new_thread = _thread.start_new_thread = refused
+        print("NO MORE THREADS", flush=True)
 """
 
 
@@ -214,3 +231,32 @@ def test_a_server_ends_well_while_a_model_is_leaving_its_configuration(
         one.terminate()
         assert asking.result().status_code == 200
     assert one.process.wait(60) == 0, one.text
+
+
+MODELS = "models: [{name: mini, adapter: fake, options: {dims: 4}}]\n"
+
+
+def test_a_configuration_that_is_never_written_holds_up_nothing(server: Callable[..., Any], tmp_path: Path) -> None:
+    """F12: a FIFO in its place blocked this reload, all later ones, and the end."""
+    one = server(MODELS)
+    config = tmp_path / "sie.yaml"
+    config.unlink()
+    os.mkfifo(config)
+    one.process.send_signal(signal.SIGHUP)
+    one.wait_for("not a regular file")
+    config.unlink()
+    config.write_text(MODELS + "server: {drain_s: 5}\n", encoding="utf-8")
+    one.process.send_signal(signal.SIGHUP)
+    one.wait_for("no model changed")
+    one.terminate()
+    assert one.process.wait(30) == 0
+
+
+def test_the_end_needs_no_new_thread(server: Callable[..., Any], distribution: Callable[..., Any]) -> None:
+    """F12: where no thread could start any more, SIGTERM was lost."""
+    one = server(MODELS, env=distribution("threadless", THREADLESS))
+    httpx.post(f"{one.url}/v1/admin/models/mini/load", timeout=30)
+    one.wait_for("NO MORE THREADS")
+    one.terminate()
+    one.process.wait(40)
+    assert "SIGTERM: stopping" in one.text

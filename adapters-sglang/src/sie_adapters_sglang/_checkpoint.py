@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from sie_core import ModelSourceInvalid, TensorEntry, read_headers
+from sie_core import ModelSourceInvalid, TensorEntry, read_file, read_headers
 
-__all__ = ["Checkpoint", "read_checkpoint"]
+__all__ = ["MOST_JSON", "Checkpoint", "read_checkpoint"]
+
+MOST_JSON = 64 * 1024 * 1024
+"""Bytes of a JSON file of a model that are read."""
 
 _FULL_PRECISION = ("F64", "F32", "F16", "BF16")
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
@@ -154,7 +157,7 @@ def read_checkpoint(folder: Path, dtype: str = "auto", absent: int = 0) -> Check
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_file(file, MOST_JSON))
     except OSError as error:
         raise ModelSourceInvalid(f"{file} can't be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -15,8 +15,10 @@ from sie_core import (
     TransitionError,
     locate,
     parse_source,
+    read_file,
 )
 
+from sie_adapters_sglang._checkpoint import MOST_JSON
 from sie_adapters_sglang._control import Control
 from sie_adapters_sglang._park import Parking
 
@@ -69,7 +71,7 @@ class Loras:
             raise ModelSourceInvalid(str(error)) from error
         file = folder / "adapter_config.json"
         try:
-            config = json.loads(file.read_text(encoding="utf-8"))
+            config = json.loads(read_file(file, MOST_JSON))
             rank = int(config["r"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelSourceInvalid(f"{source}: {file} says no rank: it is no LoRA adapter") from error

@@ -22,10 +22,11 @@ from sie_core import (
     ModelSpec,
     TransitionContext,
     locate,
+    read_file,
 )
 
 from sie_adapters_sglang._argv import check_options
-from sie_adapters_sglang._checkpoint import Checkpoint, read_checkpoint
+from sie_adapters_sglang._checkpoint import MOST_JSON, Checkpoint, read_checkpoint
 from sie_adapters_sglang._costs import GIB, CostCache, Costs, Graphs, Measured, default_costs
 from sie_adapters_sglang._flags import flags_for, version_key
 from sie_adapters_sglang._hicache import HostPool, PoolTerms, PoolWish, size_pool
@@ -75,7 +76,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The model's ``config.json``. Raises ModelSourceInvalid."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_file(file, MOST_JSON))
     except (OSError, ValueError) as error:
         raise ModelSourceInvalid(f"{file} can't be read: {error}") from error
     if not isinstance(config, dict):

@@ -8,12 +8,14 @@ is ours.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import secrets
 import shutil
 import signal
+import stat
 import tempfile
 import threading
 import time
@@ -41,20 +43,45 @@ _told: dict[str, float] = {}
 
 
 def state_folder() -> Path:
-    """``$SIE_STATE_DIR``, or a folder of the user's own among the temporary files. Made if it is not there.
+    """``$SIE_STATE_DIR``, else a folder of the user's own: for this run, among the temporary files, or at home. It is
+    made if it is not there.
 
     Raises:
-        EngineStartError: somebody else owns it, or it can't be made.
+        EngineStartError: none of them is this user's, or it can't be made.
     """
-    given = os.environ.get("SIE_STATE_DIR") or os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(given) / "sie" if given else Path(tempfile.gettempdir()) / f"sie-{os.getuid()}"
-    folder = root / "engines"
-    with _kept_in(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError("it belongs to somebody else")
-        root.chmod(0o700)
-    return folder
+    given = os.environ.get("SIE_STATE_DIR")
+    if given:
+        roots = [Path(given) / "sie"]
+    else:
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        roots = [Path(runtime) / "sie"] if runtime else []
+        roots.append(Path(tempfile.gettempdir()) / f"sie-{os.geteuid()}")
+        with contextlib.suppress(RuntimeError):  # a user without a home
+            roots.append(Path.home() / ".local" / "state" / "sie")
+    for root in roots[:-1]:
+        with contextlib.suppress(OSError):
+            return _own(root)
+    with _kept_in(roots[-1] / "engines"):
+        return _own(roots[-1])
+
+
+def _own(root: Path) -> Path:
+    """The folder for engines in ``root``, both of them this user's alone.
+
+    Raises:
+        OSError: one of them is a link or somebody else's, who could otherwise read and choose what is in it.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (root, root / "engines"):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder, or a link", str(folder))
+        if found.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+        folder.chmod(0o700)
+    return root / "engines"
 
 
 @contextlib.contextmanager

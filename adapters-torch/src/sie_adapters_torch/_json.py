@@ -6,19 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sie_core import ModelSourceInvalid
+from sie_core import ModelSourceInvalid, read_file
 
 __all__ = ["read_json", "read_object"]
+
+_MOST = 256 * 1024 * 1024
+"""Bytes of a file; the largest tokenizers have some thirty million."""
 
 
 def read_json(file: Path) -> Any:
     """The file's content; ``None`` when there is no such file. Raises ModelSourceInvalid."""
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(read_file(file, _MOST))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ModelSourceInvalid(f"{file} can't be read: {error}") from error
+        raise ModelSourceInvalid(f"{file} can't be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelSourceInvalid(f"{file} is no JSON: {error}") from error
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sie_core.adapter import *  # noqa: F403
     from sie_core.checkpoints import *  # noqa: F403
     from sie_core.errors import *  # noqa: F403
+    from sie_core.files import *  # noqa: F403
     from sie_core.hookspecs import *  # noqa: F403
     from sie_core.types import *  # noqa: F403
 
@@ -28,6 +29,7 @@ _ROOMS = {
         "ResourceExhausted ShuttingDown SieError TransitionCancelled TransitionError Unauthorized Unavailable "
         "UnsafeSource Unsupported WakeCheckFailed"
     ),
+    "sie_core.files": "open_file read_file",
     "sie_core.hookspecs": "API_VERSION AdapterRegistrar Command VictimCandidate hookimpl hookspec",
     "sie_core.memory.emulated": "EmulatedBuffer EmulatedDevice",
     "sie_core.memory.host": "HostMemory",

@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from sie_core.errors import ModelSourceInvalid
+from sie_core.files import open_file
 
 __all__ = ["TensorEntry", "read_header", "read_headers"]
 
@@ -52,7 +53,7 @@ def read_header(file: Path) -> list[TensorEntry]:
     """
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             head = stream.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             if not 2 <= length <= min(_MAX_HEADER, size - 8):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from sie_core.errors import ModelSourceInvalid, ModelSourceNotFound
@@ -16,6 +19,11 @@ _HOW = "write package:IMPORT_NAME/SUBPATH, path:DIR or hf:ORG/NAME@REVISION"
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,127}", re.ASCII)
+
+_TEXTS = (".json", ".jsonl", ".txt", ".jinja", ".model", ".py", ".tiktoken", ".vocab")
+_MOST_TEXT = 512 * 1024 * 1024
+"""Bytes of a file that a framework reads as a whole."""
+_MOST_INSIDE = 1000
 
 
 def parse_source(text: str, base: Path | None = None) -> Source:
@@ -76,13 +84,43 @@ def locate(source: Source) -> Path:
     Raises:
         ModelSourceNotFound: there is no such folder or package; says how to get it. Always raised for ``hf:``, which is
             the adapter's business.
-        ModelSourceInvalid: there is something, and it is not a folder, or may not be looked at.
+        ModelSourceInvalid: there is something, and it is not a folder, or may not be looked at; or a file in it is a
+            FIFO, a socket or a device, or far larger than files of its kind are.
     """
     if source.kind == "package":
-        return _locate_package(source)
+        return _checked(_locate_package(source), source)
     if source.kind == "path":
-        return _locate_path(source)
+        return _checked(_locate_path(source), source)
     raise ModelSourceNotFound(f"{source} has no folder on this machine of its own: the adapter fetches it from the hub")
+
+
+def _checked(folder: Path, source: Source) -> Path:
+    """The folder, if its files can be read to their end: frameworks open them without asking what they are."""
+    for path in _paths(folder, source):
+        try:
+            found = path.stat()
+        except OSError:  # a link to nowhere: whoever needs the file says so
+            continue
+        name = str(path)
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise ModelSourceInvalid(f"{source}: {name} is not a regular file")
+        if found.st_size > _MOST_TEXT and stat.S_ISREG(found.st_mode) and name.endswith(_TEXTS):
+            raise ModelSourceInvalid(
+                f"{source}: {name} has {found.st_size} bytes, and more than {_MOST_TEXT} are not read of such a file"
+            )
+    return folder
+
+
+def _paths(folder: Path, source: Source) -> Iterator[Path]:
+    """What is in a folder and right below it, hidden names left out."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as exc:
+        raise ModelSourceInvalid(f"{source}: {folder} can't be looked at: {exc.strerror or exc}") from exc
+    for path in paths:
+        yield path
+        with contextlib.suppress(OSError):  # no folder, or one that is not for us
+            yield from sorted(path.iterdir())[:_MOST_INSIDE]
 
 
 def appearance(text: str) -> tuple[tuple[str, int, int, int], ...]:

@@ -347,6 +347,10 @@ def test_a_file_that_may_not_be_read(write: Write) -> None:
         load_config(path, environ={})
 
 
-def test_a_file_without_end_is_given_up() -> None:
+def test_a_file_without_end_is_given_up(tmp_path: Path) -> None:
+    with (tmp_path / "sie.yaml").open("wb") as file:
+        file.truncate(10**10)
     with pytest.raises(ConfigError, match="larger than 16 MiB"):
+        load_config(tmp_path / "sie.yaml", environ={})
+    with pytest.raises(ConfigError, match="not a regular file"):
         load_config(Path("/dev/zero"), environ={})

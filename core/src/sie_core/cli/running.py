@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import gc
@@ -76,6 +77,7 @@ class Signals:
     deadline: Deadline | None = None
     on_hangup: Callable[[], Awaitable[None]] | None = None
     _tasks: set[asyncio.Task[None]] = field(factory=set)
+    _watchdog: Watchdog = field(factory=lambda: Watchdog())
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -108,7 +110,7 @@ class Signals:
 
     def begin(self) -> Deadline:
         """From now on the time runs."""
-        self.deadline = Deadline(self.drain_s + _CLOSING_S)
+        self.deadline = Deadline(self.drain_s + _CLOSING_S, self._watchdog)
         return self.deadline
 
     def _hang_up(self) -> None:
@@ -122,23 +124,37 @@ class Signals:
 class Deadline:
     """From its making on, the process has so many seconds to live, whatever then hangs."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, watchdog: Watchdog) -> None:
         self._end = time.monotonic() + seconds
-        self._seconds = seconds
-        watchdog = threading.Timer(seconds, self._expire)
-        watchdog.daemon = True
-        watchdog.start()
+        watchdog.watch(seconds)
 
     def left(self) -> float:
         """Seconds left, less one that stays for saying goodbye."""
         return max(self._end - time.monotonic() - 1.0, 0.0)
 
-    def _expire(self) -> None:
+
+class Watchdog:
+    """Ends the process when its time is over. Its thread starts early: at the end there may be no room for one."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._seconds = 0.0
+        threading.Thread(target=self._run, name="sie-watchdog", daemon=True).start()
+
+    def watch(self, seconds: float) -> None:
+        """From now on the time runs."""
+        self._seconds = seconds
+        self._asked.set()
+
+    def _run(self) -> None:
+        self._asked.wait()
+        time.sleep(self._seconds)
         leave(1, f"sie: the shutdown did not end within {self._seconds:.0f} s; leaving at once")
 
 
 def leave(code: int, message: str = "") -> NoReturn:
     """End the process now. Nothing that hangs can hold it, a full pipe behind stdout or stderr neither."""
+    said = _thread.allocate_lock()
 
     def say() -> None:
         with contextlib.suppress(Exception):
@@ -146,10 +162,13 @@ def leave(code: int, message: str = "") -> NoReturn:
                 print(message, file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
+        said.release()
 
-    saying = threading.Thread(target=say, daemon=True)
-    saying.start()
-    saying.join(_GOODBYE_S)
+    # Where memory or threads are used up, none starts, or it ends at once: threading.Thread would wait for it.
+    with contextlib.suppress(RuntimeError, MemoryError):
+        said.acquire()
+        _thread.start_new_thread(say, ())
+        said.acquire(timeout=_GOODBYE_S)
     os._exit(code)
 
 

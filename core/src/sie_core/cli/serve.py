@@ -164,8 +164,16 @@ def _run(asked: _Asked) -> int:
         config = settings.bind(config, plugins)
     from sie_core.cli.running import leave, loop_factory
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        code = runner.run(_serve(asked, config, plugins, sock))
+    code: int | None = None
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            code = runner.run(_serve(asked, config, plugins, sock))
+    except RuntimeError:
+        if code is None:
+            raise
+        # Closing the loop starts a thread, which may be refused: a reason more to leave.
+        _log.exception("the event loop could not be closed")
+        code = Exit.FAILED
     logging.shutdown()
     # Everything is closed. An interpreter full of frameworks takes seconds to clear away, to nobody's good.
     leave(code)

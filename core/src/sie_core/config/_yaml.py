@@ -6,11 +6,13 @@ and where. So the tree is read here, and scalars are taken more narrowly than YA
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
 
 from sie_core.config._value import Report, Value, Where, shorten
+from sie_core.files import read_file
 
 _MAX_FILE = 16 * 1024**2
 _MAX_VALUES = 250_000
@@ -41,16 +43,15 @@ def read_yaml(path: Path, report: Report, *, least: str = "`models:` with a list
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(_MAX_FILE + 1)
+        raw = read_file(path, _MAX_FILE)
     except FileNotFoundError:
         raise _Unreadable("there is no such file") from None
     except IsADirectoryError:
         raise _Unreadable("this is a folder, and a configuration is a file") from None
     except OSError as exc:
+        if exc.errno == errno.EFBIG:
+            raise _Unreadable(f"is larger than {_MAX_FILE // 1024**2} MiB, which no configuration is") from None
         raise _Unreadable(f"can't be read: {exc.strerror or exc}") from exc
-    if len(raw) > _MAX_FILE:
-        raise _Unreadable(f"is larger than {_MAX_FILE // 1024**2} MiB, which no configuration is")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:

@@ -10,9 +10,11 @@ from typing import Literal, cast
 from attrs import field, frozen
 
 from sie_core.config._value import Report, Where
+from sie_core.files import read_file
 
 __all__ = ["ApiKey", "parse_api_key"]
 
+_MAX_FILE = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -56,7 +58,7 @@ def read_keys_file(path: Path, report: Report) -> list[tuple[str, Where]]:
     """The lines of a key file that hold a key, with their places. Blank lines and lines that start with # are none."""
     where = Where("server.api_keys_file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, _MAX_FILE).decode("utf-8")
     except UnicodeDecodeError:
         report.add(where, "is not a text file in UTF-8")
         return []

@@ -33,6 +33,10 @@ _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 """All that was ever given out of the open IPv6 internet. Python counts more as global, site-local ones among them."""
 
 
+_PLATFORMS: Final = frozenset({ipaddress.IPv4Address("168.63.129.16")})
+"""Addresses that a cloud answers on from inside its machines (Azure's host), though their range is a public one."""
+
+
 def is_public(address: Address) -> bool:
     """Whether an address is one of the open internet, whatever it is wrapped in."""
     if isinstance(address, ipaddress.IPv6Address):
@@ -45,6 +49,8 @@ def is_public(address: Address) -> bool:
             return is_public(inner)
         if address not in _UNICAST:
             return False
+    if address in _PLATFORMS:
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
