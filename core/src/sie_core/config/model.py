@@ -105,6 +105,9 @@ class ServerConfig:
     )
     max_body_bytes: ByteSize = option(34 * _MIB, help="Largest request body.", check=at_least(_KIB, " bytes"))
     max_item_bytes: ByteSize = option(2 * _MIB, help="Largest text of one item.", check=at_least(1, " byte"))
+    max_answer_bytes: ByteSize = option(
+        256 * _MIB, help="Largest answer to a request that encodes or extracts.", check=at_least(_KIB, " bytes")
+    )
     max_items: int = option(2048, help="Most items in a request.", check=at_least(1))
     max_image_bytes: ByteSize = option(20 * _MIB, help="Largest image file.", check=at_least(1, " byte"))
     max_image_pixels: int = option(

@@ -88,6 +88,7 @@ def create_app(
             settings.max_image_bytes,
             settings.max_image_pixels,
             settings.max_images,
+            settings.max_answer_bytes,
         ),
         telemetry=telemetry or Telemetry.disabled(),
         started_at=time.time(),
@@ -187,6 +188,8 @@ class Application:
                 await self._answer(exchange)
         finally:
             del scope["sie.exchange"]  # they would keep each other
+            if exchange.allowance is not None:
+                exchange.allowance.release()
             route = getattr(scope.get("route"), "path_format", UNMATCHED)
             telemetry.http_request(route, scope["method"], exchange.status, perf_counter() - began)
 

@@ -12,14 +12,15 @@ from sie_core.errors import ModelNotFound
 from sie_core.http.exchange import Exchange
 from sie_core.http.limits import Limits
 from sie_core.http.reading import Reader
+from sie_core.http.sending import PIECE, send_large
 from sie_core.http.wire import Reply
 
 if TYPE_CHECKING:
     from sie_core.http.remote import RemoteImages
-    from sie_core.serving import Service
+    from sie_core.serving import Allowance, Service
     from sie_core.telemetry import Telemetry
 
-__all__ = ["Endpoint", "Handler", "Site", "checked_name", "known_model", "model_in_path"]
+__all__ = ["Endpoint", "Handler", "Site", "allow", "checked_name", "known_model", "model_in_path"]
 
 MAX_NAME: Final = 256
 """Characters; more than any configured name has."""
@@ -39,6 +40,12 @@ class Site:
     root: str = ""
     """What a proxy puts before every path."""
     reader: Reader = field(init=False, default=Factory(lambda self: Reader(self.limits), takes_self=True))
+
+
+def allow(site: Site, exchange: Exchange, number_bytes: float) -> Allowance:
+    """What the answer may take, with so many bytes for a number; given back when it was sent."""
+    exchange.allowance = site.service.allowance(site.limits.answer_bytes, number_bytes)
+    return exchange.allowance
 
 
 def model_in_path(exchange: Exchange) -> str:
@@ -76,5 +83,9 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["sie.exchange"]
         reply = await self._handler(self._site, exchange)
-        if reply is not None:
+        if reply is None:
+            return
+        if len(reply.body) > PIECE:
+            await send_large(exchange, reply)
+        else:
             await exchange.reply(reply)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 from starlette.types import Message, Receive, Scope, Send
 
 from sie_core.http.patrol import Patrol
 from sie_core.http.wire import Reply
+
+if TYPE_CHECKING:
+    from sie_core.serving import Allowance
 
 __all__ = ["BodyDeadline", "ClientGone", "Exchange", "Patrols", "Watched"]
 
@@ -31,18 +35,31 @@ class Patrols:
 class Exchange:
     """One HTTP request, and what its headers say about media types."""
 
-    __slots__ = ("headers", "operator", "patrols", "receive", "scope", "send", "started", "status")
+    __slots__ = (
+        "_of_server",
+        "allowance",
+        "headers",
+        "operator",
+        "patrols",
+        "receive",
+        "scope",
+        "send",
+        "started",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, patrols: Patrols) -> None:
         self.patrols = patrols
         self.scope = scope
         self.receive = receive
-        self.send = send
+        self.send = self._of_server = send
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.operator = False
         """Whether who asks may see the inside of the server."""
         self.started = False
         self.status = 0
+        self.allowance: Allowance | None = None
+        """What its answer takes of the host's memory until it was sent."""
 
     @property
     def content_type(self) -> bytes:
@@ -61,6 +78,12 @@ class Exchange:
         if b"msgpack" in accept:
             return b";" not in accept or _prefers_msgpack(accept)
         return b"json" not in accept and self.sends_msgpack
+
+    def abort(self) -> None:
+        """Close the connection at once, with what was not sent yet. ASGI has no word for it: uvicorn's is used."""
+        transport = getattr(getattr(self._of_server, "__self__", None), "transport", None)
+        if transport is not None:
+            transport.abort()
 
     async def watch_disconnect(self) -> None:
         """Return when the client is gone. Only after the body was read."""

@@ -37,6 +37,7 @@ class Limits:
     image_bytes: int = 20 * 1024 * 1024
     image_pixels: int = 40_000_000
     images: int = 256
+    answer_bytes: int = 256 * 1024 * 1024
 
 
 async def read_body(exchange: Exchange, limits: Limits) -> bytes:

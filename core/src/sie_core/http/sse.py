@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from sie_core.errors import DeadlineExceeded
 from sie_core.http.errors import Dialect, render
@@ -62,6 +62,13 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEAD})
 
 
+class _Sends(Protocol):
+    """What ``Taken`` looks at: whether a piece is being sent, and how many were."""
+
+    sending: bool
+    sent: int
+
+
 class Taken:
     """Runs in the request's own task and ends it when its client takes no piece for too long.
 
@@ -70,7 +77,7 @@ class Taken:
 
     __slots__ = ("_events", "_exchange", "_owner", "_seen", "_stalled")
 
-    def __init__(self, exchange: Exchange, events: EventStream) -> None:
+    def __init__(self, exchange: Exchange, events: _Sends) -> None:
         self._exchange = exchange
         self._events = events
         self._seen = -1

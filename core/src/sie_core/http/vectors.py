@@ -15,7 +15,7 @@ from sie_core.errors import InvalidInput, Unsupported
 from sie_core.http.wire import msgpack_array, part
 from sie_core.types import EncodeOutput, Item, SparseVector
 
-__all__ = ["Pace", "Ranges", "convert", "native_items", "not_given", "openai_data"]
+__all__ = ["Pace", "Ranges", "convert", "native_items", "not_given", "number_bytes", "openai_data"]
 
 Ranges: TypeAlias = NDArray[np.float32]
 """float32 (2, dims): the smallest and the largest number of each dimension."""
@@ -63,6 +63,17 @@ def _stepped(array: NDArray[np.float32], dtype: str, ranges: Ranges) -> NDArray[
     steps[steps == 0] = 1.0
     stepped: NDArray[Any] = np.clip(np.floor((array - starts) / steps), 0, 255)
     return stepped.astype(np.uint8) if dtype == "uint8" else (stepped - 128).astype(np.int8)
+
+
+def number_bytes(dtype: str, *, msgpack: bool = False, as_base64: bool = False) -> float:
+    """Bytes that a number of a vector takes on the wire; in JSON about."""
+    packed = dtype in ("binary", "ubinary")
+    if msgpack or as_base64:
+        size = 1 / 8 if packed else float(np.dtype(dtype).itemsize)
+        return size * 4 / 3 if as_base64 else size
+    if packed:
+        return 4 / 8
+    return {"float32": 12.0, "float16": 9.0}.get(dtype, 4.0)
 
 
 async def native_items(

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from starlette.types import Send
+from starlette.types import Message, Send
 
 __all__ = ["JSON", "MSGPACK", "Reply", "msgpack_array", "pack", "part"]
 
@@ -39,13 +39,17 @@ class Reply:
 
     async def send(self, send: Send) -> None:
         """Send it. Length and type come first, so that a client can read no other body into it."""
+        await send(self.start())
+        await send({"type": "http.response.body", "body": self.body})
+
+    def start(self) -> Message:
+        """What comes before the body."""
         head: list[tuple[bytes, bytes]] = [
             (b"content-type", self.content_type),
             (b"content-length", b"%d" % len(self.body)),
             *self.headers,
         ]
-        await send({"type": "http.response.start", "status": self.status, "headers": head})
-        await send({"type": "http.response.body", "body": self.body})
+        return {"type": "http.response.start", "status": self.status, "headers": head}
 
 
 def pack(

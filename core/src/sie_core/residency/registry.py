@@ -21,6 +21,7 @@ from sie_core.errors import (
 )
 from sie_core.memory.ledger import AccountState, Ledger
 from sie_core.residency.admission import Admission
+from sie_core.residency.answers import AnswerBook
 from sie_core.residency.changes import Changes
 from sie_core.residency.fence import launch_beside
 from sie_core.residency.lifecycle import Lifecycle
@@ -65,6 +66,7 @@ class Registry:
         self._lifecycle = Lifecycle(self._roster, self._admission, self._tier, make_worker)
         self._watch = Watch(self._roster, self._admission, self._lifecycle, host_available, host_pressure)
         self._changes = Changes(self._roster, self._lifecycle)
+        self.answers = AnswerBook(ledger)
         self._pins = Pins(self._roster, self._lifecycle, self.load, make_worker)
 
     # --- leases ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from sie_core.types import BatchRequest, EncodeOutput, ScoreOutput, Task
 if TYPE_CHECKING:
     from sie_core.residency import Lease, Registry
     from sie_core.residency.worker import EngineWorker
+    from sie_core.serving._allowance import Allowance
     from sie_core.serving._front import Front
     from sie_core.serving._lane import Lane, Place
 
@@ -71,16 +72,20 @@ class Answers:
             if worker is not None:
                 worker.close()
 
-    async def answer(self, lane: Lane, place: Place, request: BatchRequest, deadline: float) -> Answer[Any]:
+    async def answer(
+        self, lane: Lane, place: Place, request: BatchRequest, deadline: float, allowance: Allowance | None = None
+    ) -> Answer[Any]:
         """Get hold of the model, and of the LoRA adapter where one is named; run; let go."""
         with self._registry.try_acquire(lane.name) or await self._front.acquire(
             lane, partial(lane.check, request=request), deadline
         ) as lease:
             lane.spec, engine = lease.model, lease.engine
             lane.check(engine.capabilities, request)
-            run = self._run
+            run = partial(self._run, allowance=allowance)
+            if allowance is not None and request.task is Task.ENCODE:
+                allowance.at_once(request, engine.capabilities)
             if request.task is Task.SCORE and engine.capabilities.compares is not None:
-                run = self._compare
+                run = partial(self._compare)
             if request.params.lora is None:
                 answer = await run(lane, place, lease, request, deadline)
             else:
@@ -90,13 +95,23 @@ class Answers:
             answer.dims = engine.capabilities.dims
             return answer
 
-    async def _run(self, lane: Lane, place: Place, lease: Lease, request: BatchRequest, deadline: float) -> Answer[Any]:
+    async def _run(
+        self,
+        lane: Lane,
+        place: Place,
+        lease: Lease,
+        request: BatchRequest,
+        deadline: float,
+        allowance: Allowance | None = None,
+    ) -> Answer[Any]:
         engine = lease.engine
         if isinstance(engine, BatchEngine):
             batcher = lane.batcher
             if batcher is None or batcher.engine is not engine:
                 batcher = self._batcher(lane, lease, engine)
-            job = await batcher.submit(request, deadline=deadline, lease=lease, on_start=place.free)
+            job = await batcher.submit(
+                request, deadline=deadline, lease=lease, on_start=place.free, allowance=allowance
+            )
             outputs: Sequence[Any] = job.outputs  # all are there now
             tokens = 0
             for output in outputs:

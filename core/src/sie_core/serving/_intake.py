@@ -69,5 +69,5 @@ class Intake:
                 self.chunk = min(max((3 * self.chunk + paced) // 4, _CHUNK_MIN), _CHUNK_MAX)
             if part.error is not None:
                 job.fail(part.error)
-            elif not job.dead:
-                job.ready.update(enumerate(part.items, part.chunk.first))
+            else:
+                job.accept(part.chunk.first, part.items)

@@ -11,7 +11,7 @@ from sie_core.errors import HostOutOfMemory, InferenceError, SieError
 from sie_core.types import BatchRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sie_core.adapter import Prepared
     from sie_core.types import Output
@@ -49,6 +49,9 @@ class Job:
     deadline: float
     lease: Any = None
     on_start: Callable[[], None] = _nothing
+    on_prepared: Callable[[Sequence[Prepared]], None] | None = None
+    on_output: Callable[[Output], None] | None = None
+    """Both raise when the answer would take more than it may."""
     left: int = 0
     outputs: list[Output | None] = field(factory=list)
     ready: dict[int, Prepared] = field(factory=dict)
@@ -87,6 +90,26 @@ class Job:
         """End it with an error, if it has not ended yet."""
         if not self.future.done():
             self.future.set_exception(translate(error, "the engine"))
+
+    def accept(self, first: int, items: Sequence[Prepared]) -> None:
+        """Items that are ready to run, from ``first`` on."""
+        if self.on_prepared is not None and not self.dead:
+            try:
+                self.on_prepared(items)
+            except SieError as error:
+                self.fail(error)
+        if not self.dead:
+            self.ready.update(enumerate(items, first))
+
+    def take(self, index: int, output: Output) -> None:
+        """The answer to one item; kept for as long as there is somebody to give it to."""
+        if self.on_output is not None and not self.dead:
+            try:
+                self.on_output(output)
+            except SieError as error:
+                self.fail(error)
+        if not self.dead:
+            self.outputs[index] = output
 
     def start(self) -> None:
         """It left the queue: the engine has it now."""

@@ -122,9 +122,9 @@ class Pieces:
         job.tokenise_s += done.seconds
         if done.error is not None:
             job.fail(done.error)
+        job.accept(done.chunk.first, done.items)
         if job.dead:
             return
-        job.ready.update(enumerate(done.items, done.chunk.first))
         job.next_chunk = done.chunk.first + len(done.items)
         if job.unprepared:
             self._jobs[job] = None

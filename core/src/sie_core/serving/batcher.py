@@ -29,6 +29,7 @@ from sie_core.serving._sound import whose
 if TYPE_CHECKING:
     from sie_core.adapter import BatchEngine
     from sie_core.residency.worker import EngineWorker
+    from sie_core.serving._allowance import Allowance
     from sie_core.types import BatchRequest
 
 __all__ = ["BatchLimits", "Batcher"]
@@ -93,10 +94,12 @@ class Batcher:
         deadline: float,
         lease: Any = None,
         on_start: Callable[[], None] | None = None,
+        allowance: Allowance | None = None,
     ) -> Job:
         """Run a request; the job returned holds its outputs and times.
 
         ``deadline`` is on the loop's clock. ``on_start`` is called when its first item goes to the engine.
+        ``allowance`` hears what the answer will take, and may fail the request.
 
         Raises:
             DeadlineExceeded, EngineDied, InferenceError, NonFiniteOutput, OutOfMemory, and what ``prepare`` raises.
@@ -106,6 +109,9 @@ class Batcher:
         job = Job(request, self._loop.create_future(), deadline, lease)
         if on_start is not None:
             job.on_start = on_start
+        if allowance is not None:
+            job.on_output = allowance.of_output
+            job.on_prepared = allowance.of_prepared(request, self.engine.capabilities)
         if not job.left:
             return job
         self._waiting[job] = None
@@ -378,7 +384,7 @@ class Batcher:
         previous: Job | None = None
         for slot, output in zip(chosen, hop.outputs, strict=True):
             job = slot.job
-            job.outputs[slot.index] = output
+            job.take(slot.index, output)
             job.left -= 1
             if job is not previous:
                 job.inference_s += seconds

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import frozen
 
 from sie_core.errors import InvalidInput, Unsupported
+from sie_core.serving._allowance import Allowance
 from sie_core.serving._answers import Answer, Answers
 from sie_core.serving._front import Front
 from sie_core.serving.explain import Explanation, Facts, explain
@@ -76,6 +77,10 @@ class Service:
 
     # --- requests --------------------------------------------------------------------------------------
 
+    def allowance(self, limit: int, number_bytes: float) -> Allowance:
+        """For one answer of ``limit`` bytes at most, in which a number takes so many."""
+        return Allowance(self._registry.answers, limit=limit, number_bytes=number_bytes)
+
     async def encode(
         self,
         model: str,
@@ -83,17 +88,19 @@ class Service:
         params: RequestParams = _PLAIN,
         *,
         deadline_s: float | None = None,
+        allowance: Allowance | None = None,
     ) -> EncodeResult:
         """Encode items with a model, which is loaded first if need be.
 
-        ``deadline_s`` shortens the model's own deadline.
+        ``deadline_s`` shortens the model's own deadline. ``allowance``: what the answer may take; the caller's to
+        release.
 
         Raises:
             ModelNotFound, InvalidInput (Unsupported, InputTooLong): the caller can mend it.
             QueueFull, ModelLoading, ResourceExhausted, ShuttingDown: later, with the seconds after which.
             DeadlineExceeded, ModelLoadFailed, InferenceError (NonFiniteOutput, EngineDied), OutOfMemory.
         """
-        return await self._answer(model, BatchRequest(Task.ENCODE, items, params), deadline_s)
+        return await self._answer(model, BatchRequest(Task.ENCODE, items, params), deadline_s, allowance)
 
     async def score(
         self,
@@ -119,22 +126,25 @@ class Service:
         labels: tuple[str, ...] = (),
         output_schema: Mapping[str, Any] | None = None,
         deadline_s: float | None = None,
+        allowance: Allowance | None = None,
     ) -> ExtractResult:
         """Find in each item what ``labels`` or the schema name; models that need neither go without.
 
         Raises as ``encode`` does.
         """
         request = BatchRequest(Task.EXTRACT, items, params, labels=labels, output_schema=output_schema)
-        return await self._answer(model, request, deadline_s)
+        return await self._answer(model, request, deadline_s, allowance)
 
-    async def _answer(self, model: str, request: BatchRequest, deadline_s: float | None) -> Answer[Any]:
+    async def _answer(
+        self, model: str, request: BatchRequest, deadline_s: float | None, allowance: Allowance | None = None
+    ) -> Answer[Any]:
         self._front.refuse_at_shutdown()
         items = request.items
         if not items:
             raise InvalidInput(f"there is nothing to {request.task}: the request has no items", param="items")
         with self._front.visit(model) as visit:
             lane, began = visit.lane, visit.began
-            result = await self._answers.answer(lane, visit.place, request, visit.deadline(deadline_s))
+            result = await self._answers.answer(lane, visit.place, request, visit.deadline(deadline_s), allowance)
         result.queue_s = max(0.0, time.perf_counter() - began - result.tokenise_s - result.inference_s)
         lane.meter.answered(len(items), result.tokens, result.queue_s)
         if self._telemetry.tracing:

@@ -11,9 +11,9 @@ import numpy as np
 
 from sie_core.errors import Unsupported
 from sie_core.http.cohere_inputs import EmbedRequest, RerankRequest, parse_embed, parse_rerank
-from sie_core.http.endpoint import Site, checked_name
+from sie_core.http.endpoint import Site, allow, checked_name
 from sie_core.http.exchange import Exchange, Watched
-from sie_core.http.vectors import Pace, convert, not_given
+from sie_core.http.vectors import Pace, convert, not_given, number_bytes
 from sie_core.http.wire import Reply, pack, part
 from sie_core.serving import ScoreResult
 from sie_core.types import EncodeOutput
@@ -98,9 +98,10 @@ async def _embedded(
     """The request, the vectors by type, and what both versions say beside them."""
     request = await site.reader.read(exchange, parse_embed)
     model = checked_name(request.model)
+    each = sum(number_bytes(_DTYPES.get(name, name), as_base64=name == "base64") for name in request.types)
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
-        result = await site.service.encode(model, items, request.params)
+        result = await site.service.encode(model, items, request.params, allowance=allow(site, exchange, each))
     answer: dict[str, Any] = {"id": _fresh_id(), "meta": _meta(version, input_tokens=result.tokens)}
     if request.texts is not None:
         answer["texts"] = request.texts

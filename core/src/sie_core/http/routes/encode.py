@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from sie_core.http.endpoint import Site, known_model
+from sie_core.http.endpoint import Site, allow, known_model
 from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.inputs import parse_encode
-from sie_core.http.vectors import native_items
+from sie_core.http.vectors import native_items, number_bytes
 from sie_core.http.wire import Reply, pack
 
 __all__ = ["encode"]
@@ -18,10 +18,12 @@ async def encode(site: Site, exchange: Exchange) -> Reply:
     began = perf_counter()
     model = known_model(site, exchange)
     request = await site.reader.read(exchange, parse_encode)
+    msgpack = exchange.wants_msgpack
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
-        result = await site.service.encode(model, items, request.params)
-    msgpack = exchange.wants_msgpack
+        result = await site.service.encode(
+            model, items, request.params, allowance=allow(site, exchange, number_bytes(request.dtype, msgpack=msgpack))
+        )
     entries = await native_items(
         request.items,
         result.outputs,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 
 from sie_core.errors import InvalidInput
-from sie_core.http.endpoint import Site, checked_name
+from sie_core.http.endpoint import Site, allow, checked_name
 from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.openai_inputs import EmbeddingsRequest, parse_embeddings
-from sie_core.http.vectors import openai_data
+from sie_core.http.vectors import number_bytes, openai_data
 from sie_core.http.wire import Reply
 from sie_core.types import Capabilities
 
@@ -23,7 +23,12 @@ async def embeddings(site: Site, exchange: Exchange) -> Reply:
         if request.data_url is not None:
             _refuse_pasted(request, (await site.service.describe(model)).capabilities)
         items, _ = await request.pictures.complete(request.items, None, site.remote)
-        result = await site.service.encode(model, items, request.params)
+        result = await site.service.encode(
+            model,
+            items,
+            request.params,
+            allowance=allow(site, exchange, number_bytes(request.dtype, as_base64=request.base64)),
+        )
     if request.data_url is not None:  # it may not have been known before what the model takes
         _refuse_pasted(request, site.service.model(result.model).capabilities)
     data = await openai_data(result.outputs, as_base64=request.base64, dtype=request.dtype, normalize=request.normalize)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sie_core.http.endpoint import Site, known_model
+from sie_core.http.endpoint import Site, allow, known_model
 from sie_core.http.exchange import Exchange, Watched
 from sie_core.http.task_inputs import parse_extract, parse_score
-from sie_core.http.vectors import Pace
+from sie_core.http.vectors import Pace, number_bytes
 from sie_core.http.wire import Reply, pack, part
 from sie_core.types import Entity, ExtractOutput, Item
 
@@ -52,7 +52,12 @@ async def extract(site: Site, exchange: Exchange) -> Reply:
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
         result = await site.service.extract(
-            model, items, request.params, labels=request.labels, output_schema=request.output_schema
+            model,
+            items,
+            request.params,
+            labels=request.labels,
+            output_schema=request.output_schema,
+            allowance=allow(site, exchange, number_bytes("float32")),
         )
     found = await _entries(request.items, result.outputs, msgpack=exchange.wants_msgpack)
     answer = {"model": result.model, "items": found, "usage": {"input_tokens": result.tokens}}
