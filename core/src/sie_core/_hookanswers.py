@@ -69,6 +69,8 @@ def _memory(answer: object) -> str | None:
         return _wrong_kind(answer, "a MemoryReport", or_none=False)
     if not isinstance(answer.devices, Mapping):
         return f"returned devices={answer.devices!r}: give the bytes by account"
+    if not isinstance(answer.figures, Mapping):
+        return f"returned figures={answer.figures!r}: give the figures by name"
     for account, nbytes in answer.devices.items():
         problem = None if nbytes is None else _not_bytes(f"devices[{account!r}]", nbytes)
         if problem:

@@ -159,6 +159,29 @@ async def test_weights_that_come_back_corrupted_are_noticed_counted_and_loaded_c
     assert f"{wakes} 1.0" in metrics
 
 
+async def test_a_wake_that_fails_and_loads_cold_is_one_look_up_and_a_miss(served: Start) -> None:
+    """A7: it counted one hit and one miss. A wake that succeeds is one hit, a load that succeeds one miss."""
+    telemetry = Telemetry.create(TelemetryConfig(), environ={})
+    async with served(tier=TIER, telemetry=telemetry) as s:
+        await s.encode("corrupt")
+        await act(s, "park", "corrupt")
+        await s.encode("corrupt")
+        await s.embed()
+        FaultPoints.of("mini").fail("restore", RuntimeError("no"), times=1)
+        for _ in range(2):
+            await act(s, "park")
+            await s.embed()
+        text = (await s.http.get("/metrics")).text
+    telemetry.shutdown()
+    lines = (line.rpartition(" ") for line in text.splitlines() if "host_cache_lookups_total{" in line)
+    shown = {name.partition("{")[2]: float(value) for name, _, value in lines}
+    assert shown == {
+        'model="corrupt",result="miss"}': 2,
+        'model="mini",result="miss"}': 2,
+        'model="mini",result="hit"}': 1,
+    }
+
+
 async def test_metrics_of_the_tier_count_each_thing_once(served: Start) -> None:
     telemetry = Telemetry.create(TelemetryConfig(), environ={})
     async with served(tier=TIER, telemetry=telemetry) as s:

@@ -7,11 +7,40 @@ import asyncio
 import attrs
 import pytest
 from sie_core import ConfigError, EngineDied, ModelLoadFailed, ModelNotFound, Residency, ResourceExhausted, ShuttingDown
+from sie_core.memory.emulated import EmulatedDevice
 from sie_core.residency import RegistrySettings, Worker
 from sie_testing import FaultPoints
 from sie_testing.house import MIB, close, fake, house, play
 
 seeds = pytest.mark.parametrize("seed", range(6))
+
+
+@pytest.mark.parametrize(
+    ("fields", "fails"),
+    [
+        pytest.param({"malformed": "memory"}, None, id="A8: memory() returns a dict"),
+        pytest.param({"malformed": "devices"}, None, id="A8: memory() says words"),
+        pytest.param({}, "memory", id="A8: memory() raises"),
+        pytest.param({}, "probe", id="A8: probe() raises"),
+    ],
+)
+def test_an_engine_that_fails_its_examination_is_closed(fields: dict[str, str], fails: str | None) -> None:
+    """A8: it was dropped with its bytes on the device."""
+
+    async def scene() -> None:
+        built = house(fake("a", 1 * MIB, allocate=True, **fields), settings=RegistrySettings(host_cache_bytes=64 * MIB))
+        device = EmulatedDevice("emulated:0", 128 * MIB)
+        built.registry._roster.devices["emulated:0"] = device
+        if fails is not None:
+            FaultPoints.of("a").fail(fails, SystemError("no"), times=1)
+        with pytest.raises(ModelLoadFailed):
+            await built.registry.load("a")
+        assert FaultPoints.of("a").hits("close") == 1
+        assert device.used() == 0
+        assert built.ledger.claims() == []
+        await built.registry.shutdown(10.0)
+
+    play(scene)
 
 
 @seeds

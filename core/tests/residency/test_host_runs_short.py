@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from sie_core import Residency
+from sie_core import Residency, ResourceExhausted
 from sie_core.memory.host import HostMemory
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
@@ -85,6 +85,41 @@ def test_copies_go_when_available_memory_falls_under_the_floor(tmp_path: Path) -
         reason = "the host runs short of memory"
         assert {(one.model, one.reason) for one in dropped} == {("a", reason), ("b", reason)}
         assert dropped[0].freed_bytes == 40 * MIB
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
+def test_a_park_looks_at_the_host_before_it_books(tmp_path: Path) -> None:
+    """A10: what others had taken since the last look, a second ago at most, was booked all the same."""
+
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        registry = await parked(machine, close_s=0.05)
+        await registry.unload("c")
+        await registry.load("c")
+        machine.others = 4 * GIB  # nothing is left, and nobody has looked yet
+        with pytest.raises(ResourceExhausted):
+            await registry.park("c")
+        assert registry.status("c").residency is Residency.UNLOADED
+        await registry.shutdown(10.0)
+
+    play(scene)
+
+
+def test_a_load_looks_at_the_host_before_it_books(tmp_path: Path) -> None:
+    """A10: the same for what a load takes on the host."""
+
+    async def scene() -> None:
+        machine = Machine(tmp_path)
+        registry = await parked(machine)
+        registry.apply([fake("large", 40 * MIB, host_load_bytes=2 * GIB)])
+        machine.others = 3 * GIB
+        with pytest.raises(ResourceExhausted):
+            await registry.load("large", wait_s=0.1)
+        machine.others = 0
+        await asyncio.sleep(2.0)
+        await registry.load("large")
         await registry.shutdown(10.0)
 
     play(scene)

@@ -104,6 +104,10 @@ class Reading(Book):
             freed[lien.account.name] -= lien.unpaid
         return freed
 
+    def touches(self, needs: Iterable[Need], account: str) -> bool:
+        """Whether ``needs`` take bytes of the account, or of one whose parent it is."""
+        return any(level.name == account for need in needs for level in self._account(need.account).chain)
+
     def impossible(self, needs: Iterable[Need]) -> tuple[str, int, int] | None:
         """(account, bytes needed, bytes of the empty account) where ``needs`` would not fit if nobody held anything."""
         sums: dict[str, int] = {}

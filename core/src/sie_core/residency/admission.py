@@ -269,6 +269,8 @@ class Admission:
         """Victims go whole and free more than was missing: up to what it wants, that is the needer's too."""
         ledger, record = self._roster.ledger, needer.record
         devices = dict(placed.grant.devices)
+        if ledger.touches(needer.plan.needs if needer.plan is not None else (), HOST):
+            self._roster.look_at_host()
         for account, rank in zip(placed.devices, needer.reserve.ranks, strict=True):
             had = devices[account]
             extra = min(rank.want_bytes - had.static_bytes, ledger.available(account))
@@ -297,6 +299,8 @@ class Admission:
 
     def _try(self, needer: Needer, held_back: set[str]) -> None:
         ways = self._ways(needer)
+        if ways is not None and any(self._roster.ledger.touches(place.all_needs, HOST) for place in ways):
+            self._roster.look_at_host()
         if ways is None or self._squeeze_in(needer, ways[0]):
             return
         best = self._choosing.best(needer, ways, held_back)

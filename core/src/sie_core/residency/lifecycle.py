@@ -14,9 +14,11 @@ from typing import Any
 
 import attrs
 
+from sie_core._hookanswers import problem_of_engine
 from sie_core.adapter import Engine, MemoryReport, TransitionContext
 from sie_core.errors import (
     EngineDied,
+    HookFailed,
     HookTimeout,
     ModelNotFound,
     ResourceExhausted,
@@ -82,12 +84,10 @@ class Lifecycle:
             self.roster.set(record, _R.QUEUED, "it is wanted")
             record.crash = None
             record.started_at = self.roster.now()
-            self._count_lookup(record, hit=False)
             self._start(record, self.loading.load(record))
         elif record.state is _R.PARKED:
             self.roster.set(record, _R.WAKING, "it is wanted")
             record.started_at = self.roster.now()
-            self._count_lookup(record, hit=True)
             self._start(record, self.parking.wake(record))
 
     def evict(self, record: Record, reason: str) -> None:
@@ -144,7 +144,8 @@ class Lifecycle:
         else:
             self.loading.give_up_quietly(record, "its load was interrupted")
 
-    def _count_lookup(self, record: Record, *, hit: bool) -> None:
+    def count_lookup(self, record: Record, *, hit: bool) -> None:
+        """What a model that was wanted came to be there by, once that is known: a wake that fails is no hit."""
         if self.parking.tier.on and self.roster.observer is not None:
             self.roster.observer.host_cache_lookup(record.name, hit=hit)
 
@@ -177,7 +178,7 @@ class Lifecycle:
         def call() -> tuple[Any, Mapping[str, int | None]]:
             answer = plugins.ask(hook, owner=owner, engine=engine, ctx=ctx)
             try:
-                return answer, {} if answer is None else engine.memory().devices
+                return answer, {} if answer is None else _checked(engine.memory(), seat.worker.plugin).devices
             except Exception as error:  # never to be taken for a failure of the move itself, which may be tried again
                 raise TransitionError(f"moved, but can't say what it holds: {error!r}") from error
 
@@ -427,6 +428,14 @@ class Lifecycle:
         """Wait for the transitions that run."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
+
+
+def _checked(report: Any, plugin: str) -> MemoryReport:
+    problem = problem_of_engine("memory", report)
+    if problem is not None:
+        raise HookFailed("memory", plugin=plugin, problem=problem)
+    checked: MemoryReport = report
+    return checked
 
 
 def _answer(waiters: list[asyncio.Future[None]], error: SieError | None) -> None:

@@ -180,7 +180,15 @@ class Loading:
             record.seat = seat = Seat(
                 engine, worker, record.spec, record.epoch, roster.permits_of(placed.devices, pool)
             )
-            report = await self._examine(record, seat)
+            try:
+                report = await self._examine(record, seat)
+                capabilities = engine.capabilities
+            except (HookTimeout, asyncio.CancelledError):
+                raise  # quarantined with its seat, or unloaded
+            except BaseException:
+                await life.close_engine(record, seat)
+                record.seat = None
+                raise
             if events.dead is not None:  # maybe before there was a seat to tell of it
                 life.died(record, worker, *events.dead)
             after = roster.used(placed.devices)
@@ -200,32 +208,27 @@ class Loading:
         roster.sample(placed.devices)
         seconds = roster.now() - started
         record.load_s = seconds if record.load_s is None else 0.5 * (record.load_s + seconds)
-        record.capabilities = engine.capabilities
-        if roster.observer is not None:
-            roster.observer.model_loaded(record.name, seconds, outcome="ok")
+        record.capabilities = capabilities
+        self._observe_load(record, seconds, "ok")
         return engine
 
     async def _examine(self, record: Record, seat: Seat) -> MemoryReport:
-        """Ask a new engine what it holds, and what the host tier wants to know; one that can't say is closed again."""
-        settings = self._life.roster.settings
-        try:
-            report: MemoryReport = await seat.worker.call(
-                seat.engine.memory, hook="memory", timeout=settings.close_timeout_s
-            )
-            if settings.host_cache_bytes and record.spec.host_offload:
-                seat.offload = await self._life.parking.announced(record, seat)
-                if isinstance(seat.offload, int) and record.spec.wake_check is not WakeCheck.NEVER:
-                    ctx = self._life.context(record, settings.close_timeout_s)
-                    seat.baseline = await seat.worker.call(
-                        seat.engine.probe, ctx, hook="probe", timeout=settings.close_timeout_s
-                    )
-        except (HookTimeout, asyncio.CancelledError):
-            raise  # quarantined with its seat
-        except BaseException:
-            await self._life.close_engine(record, seat)
-            record.seat = None
-            raise
+        """Ask a new engine what it holds, and what the host tier wants to know."""
+        settings, worker = self._life.roster.settings, seat.worker
+        report: MemoryReport = await worker.call(seat.engine.memory, hook="memory", timeout=settings.close_timeout_s)
+        if settings.host_cache_bytes and record.spec.host_offload:
+            seat.offload = await self._life.parking.announced(record, seat)
+            if isinstance(seat.offload, int) and record.spec.wake_check is not WakeCheck.NEVER:
+                ctx = self._life.context(record, settings.close_timeout_s)
+                seat.baseline = await worker.call(
+                    seat.engine.probe, ctx, hook="probe", timeout=settings.close_timeout_s
+                )
         return report
+
+    def _observe_load(self, record: Record, seconds: float, outcome: str) -> None:
+        self._life.count_lookup(record, hit=False)
+        if self._life.roster.observer is not None:
+            self._life.roster.observer.model_loaded(record.name, seconds, outcome=outcome)
 
     # --- how a load ends badly ---------------------------------------------------------------------
 
@@ -239,8 +242,7 @@ class Loading:
             exc_info=unexpected(error),
         )
         roster.decide(record.name, "load failed", f"{failure.error_class}: {failure.message}")
-        if roster.observer is not None:
-            roster.observer.model_loaded(record.name, 0.0, outcome=failure.error_class)
+        self._observe_load(record, 0.0, failure.error_class)
         record.fail_tickets(failure.as_error(record.name))
 
     def give_up_quietly(self, record: Record, reason: str) -> None:

@@ -310,6 +310,7 @@ class Parking:
         # Without the wait for room: what counts is what a wake costs, and the guard against thrashing is made from it.
         record.wake_s = roster.now() - record.admitted_at
         self._observe_wake(record, record.admitted_at, "ok")
+        life.count_lookup(record, hit=True)
         record.task = None
         record.resident_at = record.last_used = roster.now()
         roster.set(record, _R.RESIDENT, "woken")

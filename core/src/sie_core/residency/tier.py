@@ -128,6 +128,7 @@ class HostTier:
         and that nobody waits for. Never one of ``keep``. What is leaving already counts as gone, and what other parks
         wait for as taken.
         """
+        self.roster.look_at_host()
         short = self._short(nbytes + sum(self.awaited.values()) - self.leaving_bytes(PARK_WAITS_S))
         if short <= 0:
             return []
@@ -184,6 +185,7 @@ class HostTier:
     def set_aside(self, model: str, nbytes: int) -> HostCopy | None:
         """Book ``nbytes`` for a model's copy; ``None``: not to be had. What lies idle in the arena is used first."""
         nbytes = round_up(nbytes)
+        self.roster.look_at_host()
         if self._short(nbytes) > 0:
             return None
         copy = HostCopy(model, nbytes, self.arena, self.arena.take_idle(nbytes))
@@ -197,8 +199,8 @@ class HostTier:
             self._book_arena()
             return None
         self.copies[model] = copy
+        # In transit until it is there: memory that nobody has touched yet still looks free.
         self.roster.ledger.book(model, [Need(HOST, static=nbytes)], purpose=_COPY)
-        self.roster.ledger.settle(model)
         return copy
 
     def realise(self, model: str, nbytes: int) -> bool:
@@ -208,10 +210,12 @@ class HostTier:
             return nbytes == 0
         more = round_up(nbytes) - copy.nbytes if nbytes > copy.nbytes else 0
         if more:
+            self.roster.look_at_host()
             if self.used + more > self.budget or not self.roster.ledger.grow(model, HOST, more, purpose=_COPY):
                 return False
             copy.nbytes += more
         self.roster.ledger.realise(model, HOST, copy.nbytes, purpose=_COPY)
+        self.roster.ledger.settle(model)
         self._book_arena()  # its block may have come from there
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._deficits: dict[str, int] = {}
         self._leaving_since: dict[str, float] = {}
+        roster.look_at_host = self._look_before_booking
 
     def start(self) -> None:
         """Look now, and from now on."""
@@ -68,18 +70,23 @@ class Watch:
         self._admission.request_pump()
 
     def _look_at_host(self) -> None:
-        if self._host_available is None:
-            return
-        ledger = self._roster.ledger
         try:
-            ledger.observe_available(HOST, self._host_available())
+            self._observe_host()
         except SieError as error:
             log.warning("host memory can't be read: %s", error.message)
             return
-        short = ledger.deficit(HOST)
+        short = self._roster.ledger.deficit(HOST) if self._host_available is not None else 0
         if short > 0:
             # No second sample here: before the next one the kernel may have to kill somebody.
             self._lifecycle.parking.relieve_host(short)
+
+    def _look_before_booking(self) -> None:
+        with contextlib.suppress(SieError):  # the next look says so; until then the last figure has to do
+            self._observe_host()
+
+    def _observe_host(self) -> None:
+        if self._host_available is not None:
+            self._roster.ledger.observe_available(HOST, self._host_available())
 
     def _feel_pressure(self) -> None:
         """The kernel says that tasks wait for memory, though there may still be some: one copy at a time goes."""

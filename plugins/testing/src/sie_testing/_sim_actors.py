@@ -15,6 +15,7 @@ from sie_core.residency.roster import consume
 
 from sie_testing._sim_draws import Plot, draw_model
 from sie_testing._sim_guests import client, long_request
+from sie_testing._sim_tier import park_again, snatch_host
 from sie_testing._sim_world import KIB, SimDeviceFull, SimFault, SimHostFull, World, injected
 from sie_testing.faults import POINTS, FaultPoints
 from sie_testing.virtual import pause
@@ -155,7 +156,7 @@ class Actors:
             await asyncio.sleep(self._order.random() * 2)
             acts = (
                 self._unload, self._load, self._park, self._park, self._pin, self._apply, self._apply_policy,
-                self._kill, self._make_room, self._grow, self._lora,
+                self._kill, self._make_room, self._grow, self._lora, self._park_again,
             )  # fmt: skip
             act = self._order.choice(acts)
             await self._sincerely(partial(act, self.name()))
@@ -169,6 +170,9 @@ class Actors:
 
     async def _park(self, name: str) -> None:
         await self._world.registry.park(name, wait_s=self._order.choice([None, 0.1, 40.0]))
+
+    async def _park_again(self, name: str) -> None:
+        await park_again(self._world, self._order, name)
 
     async def _pin(self, name: str) -> None:
         self._world.pinned.pin(name, self._order.random() < 0.3)
@@ -279,6 +283,8 @@ class Actors:
                 device = order.choice(list(world.devices.values()))
                 room = device.foreign + device.free
                 device.foreign = max(0, min(room, order.choice([0, 0, 10, 30, 60]) * KIB))
+            elif world.settings.watch_host and order.random() < 0.3:
+                snatch_host(world, order)
             elif world.settings.watch_host:
                 host = world.settings.host
                 world.host_foreign = int(order.choice([0.0, 0.2, 0.5, 0.9, 1.1]) * host)

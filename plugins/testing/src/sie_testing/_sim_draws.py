@@ -33,6 +33,8 @@ class Plot:
     """Some loads take longer than requests wait, and clients come back when they are told to."""
     sizing: bool
     """Many engines size themselves when they are launched."""
+    starved: bool
+    """Later parks, and then a host that is short for long."""
 
 
 def draw(order: random.Random) -> Plot:
@@ -76,6 +78,7 @@ def draw(order: random.Random) -> Plot:
         long=order.random() < 0.25,
         slow=slow,
         sizing=sizing,
+        starved=watch_host and order.random() < 0.3,
     )
 
 
@@ -106,6 +109,7 @@ def draw_model(name: str, order: random.Random, devices: int, honest: bool, *, s
         oom_at_load=pick([0, 0, 0, 0, 1, 2]),
         fail_load=pick([None] * 9 + ["EngineStartError", "ValueError"]),
         fail_load_times=1,
+        malformed=pick(["memory", "devices"]) if order.random() < 0.02 else None,
         backup=order.random() < 0.35,
         decline=pick([None, None, None, None, None, "it does not want to"]),
         corrupt_restore=order.random() < 0.07,

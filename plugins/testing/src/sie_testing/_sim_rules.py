@@ -49,7 +49,7 @@ class Rules:
         world, ledger = self._world, self._world.ledger
         if world.problems:
             raise BrokenRule(world.problems[0])
-        broken = world.pinned.look()
+        broken = world.pinned.look() or world.tier_rules.look()
         _require(broken is None, broken or "")
         if not ledger.dirty:
             return

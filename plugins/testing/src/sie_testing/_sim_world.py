@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import define, field
 from sie_core import DeviceOutOfMemory, HookFailed, HostOutOfMemory, ModelSpec, ResidencyChanged
-from sie_core.memory.ledger import Ledger
+from sie_core.memory.ledger import Ledger, Need
 from sie_core.plugins import Plugins
 from sie_core.residency import Registry, RegistrySettings
 
 from sie_testing._sim_guests import Expected
 from sie_testing._sim_launches import launch_disturbed
 from sie_testing._sim_pins import Pinned
+from sie_testing._sim_tier import Lookups, TierRules
 from sie_testing._sim_waits import Waits
 from sie_testing.fake import FakeLifecycle
 from sie_testing.faults import FaultPoints
@@ -31,7 +32,7 @@ __all__ = ["KIB", "SimDevice", "SimDeviceFull", "SimFault", "SimHostFull", "Worl
 
 KIB = 1024
 _MUTATORS = (
-    "begin_transition", "end_transition", "observe", "observe_available", "book", "grow", "realise", "realise_pool",
+    "begin_transition", "end_transition", "observe", "observe_available", "grow", "realise", "realise_pool",
     "settle", "retain", "release", "shrink",
 )  # fmt: skip
 
@@ -110,6 +111,14 @@ class WatchedLedger(Ledger):
 
     dirty = False
     broken: str | None = None
+    booked: Callable[[str, Iterable[Need]], None] | None = None
+    """Told of every booking."""
+
+    def book(self, owner: str, needs: Iterable[Need], *, purpose: str = "engine", victims: Sequence[str] = ()) -> None:
+        needs = tuple(needs)
+        _watched("book")(self, owner, needs, purpose=purpose, victims=victims)
+        if self.booked is not None and purpose != "arena":
+            self.booked(owner, needs)
 
 
 def _watched(name: str) -> Callable[..., Any]:
@@ -178,6 +187,7 @@ class World:
     pinned: Pinned = field(init=False)
     expected: Expected = field(init=False)
     waits: Waits = field(init=False)
+    tier_rules: TierRules = field(init=False)
     _handler: _Errors = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -194,9 +204,13 @@ class World:
             settings.registry,
             make_worker=VirtualWorker,
             host_available=self.host_available if settings.watch_host else None,
+            observer=(lookups := Lookups(self)),
         )
         self.pinned, self.expected, self.waits = Pinned(self), Expected(self), Waits(self)
-        self.registry.subscribe(self._changed)
+        self.tier_rules = TierRules(self)
+        self.ledger.booked = self.tier_rules.booked
+        for told in (self._changed, self.tier_rules.heard, lookups.heard):
+            self.registry.subscribe(told)
         self._handler = _Errors(self.problems)
         log = logging.getLogger("sie.residency")
         log.addHandler(self._handler)

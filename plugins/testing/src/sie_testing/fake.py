@@ -129,6 +129,8 @@ class FakeOptions:
     """Lies about memory: held = realised * (weights + context). ``None``: nobody can tell how much."""
     figures: Mapping[str, float] = field(factory=dict)
     """What it says of itself beside."""
+    malformed: Literal["memory", "devices"] | None = None
+    """What it gives that is not what the protocol says: a dict for its memory report, or words for bytes."""
     fail_load: str | None = None
     """Name of an exception of ``sie_core`` (or a built-in one) that loading raises, ``fail_load_times`` times."""
     fail_load_times: int | None = None
@@ -289,8 +291,18 @@ class FakeLifecycle(Engine):
     def memory(self) -> MemoryReport:
         """Made-up or really allocated bytes; without the host copy, which the core owns and charges."""
         self.faults.reach("memory")
+        if self.options.malformed is not None and not self.closed:
+            malformed: MemoryReport = self._malformed_report()
+            return malformed
         host = 0 if self.closed else self.options.host_bytes
         return MemoryReport(self._held.report(), host=host, figures=self.options.figures)
+
+    def _malformed_report(self) -> Any:
+        """What an engine of plain Python may well answer."""
+        if self.options.malformed == "memory":
+            return {"devices": self._held.report()}
+        words: dict[str, Any] = dict.fromkeys(self.devices, "plenty")
+        return MemoryReport(words)
 
     def probe(self, ctx: TransitionContext) -> bytes | None:
         with self._alone("probe"):

@@ -20,6 +20,7 @@ from sie_testing._sim_actors import Actors
 from sie_testing._sim_draws import Plot, draw
 from sie_testing._sim_interrupt import SCENES, play_scene
 from sie_testing._sim_rules import BrokenRule, Rules
+from sie_testing._sim_tier import starve
 from sie_testing._sim_world import World, models_of
 from sie_testing.faults import FaultPoints
 from sie_testing.virtual import Deadlock, VirtualClockLoop
@@ -118,6 +119,8 @@ async def _play(world: World, plot: Plot, order: random.Random, seed: int, steps
     if plot.faulty:
         cast.append(actors.start(actors.harm, order.randrange(20)))
     cast.append(actors.start(actors.crowd, order.randrange(10)))
+    if plot.starved:
+        cast.append(actors.start(starve, world, order))
     rush = order.choice([0.05, 0.5, 1.5])
     for _ in range(order.randint(1, steps)):
         await asyncio.sleep(order.random() * rush)
