@@ -73,3 +73,16 @@ def test_models_not_for_commercial_use_say_so(entries: list[CatalogueEntry]) -> 
     restricted = {entry.name for entry in entries if "-nc-" in (entry.licence or "")}
     assert restricted
     assert restricted == {entry.name for entry in entries if "Not for commercial use" in (entry.notes or "")}
+
+
+def test_adapters_declare_what_their_models_give(registered: Registrar, entries: list[CatalogueEntry]) -> None:
+    """C10: which is what lists show of models whose files are not there yet."""
+    for name, adapter in registered.adapters.items():
+        declared = adapter.declares
+        assert declared is not None, name
+        assert declared.dims == {}
+    for entry in entries:
+        declared = registered.adapters[entry.adapter].declares
+        vectors = {kind for kind in entry.gives if kind in ("dense", "sparse", "multivector")}
+        assert set(declared.outputs) == vectors, entry.name
+        assert ("score" in {task.value for task in declared.tasks}) or "score" not in entry.gives

@@ -19,6 +19,7 @@ class BgeM3Adapter(TorchAdapter[BgeM3Files]):
     """BGE-M3 and models made like it: an encoder and two linear layers on its tokens."""
 
     options: ClassVar[type] = BgeM3Options
+    declares = Capabilities(tasks=frozenset({Task.ENCODE, Task.SCORE}), outputs=("dense", "sparse", "multivector"))
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> BgeM3Files:
         return read_bge_m3(folder, options, weights_needed=weights_needed)

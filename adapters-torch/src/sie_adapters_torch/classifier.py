@@ -20,6 +20,7 @@ class ClassifierAdapter(TorchAdapter[ClassifierFiles]):
     """Sequence classification by the model's own labels; and by any labels, for models of language inference."""
 
     options: ClassVar[type] = ClassifierOptions
+    declares = Capabilities(tasks=frozenset({Task.EXTRACT}), outputs=())
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> ClassifierFiles:
         return read_classifier(folder, options, weights_needed=weights_needed)

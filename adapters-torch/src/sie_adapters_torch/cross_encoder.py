@@ -20,6 +20,7 @@ class CrossEncoderAdapter(TorchAdapter[CrossEncoderFiles]):
     """Sequence classification of a query and a document together, as CrossEncoder of sentence-transformers does it."""
 
     options: ClassVar[type] = CrossEncoderOptions
+    declares = Capabilities(tasks=frozenset({Task.SCORE}), outputs=())
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> CrossEncoderFiles:
         return read_cross_encoder(folder, options, weights_needed=weights_needed)

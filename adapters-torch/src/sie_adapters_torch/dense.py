@@ -23,6 +23,7 @@ class DenseAdapter(TorchAdapter[DenseFiles]):
     """Encoders of the transformers library, pooled to one vector a text as sentence-transformers does."""
 
     options: ClassVar[type] = DenseOptions
+    declares = Capabilities()
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> DenseFiles:
         return read_dense(folder, options, weights_needed=weights_needed)

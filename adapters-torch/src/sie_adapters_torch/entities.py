@@ -20,6 +20,7 @@ class EntitiesAdapter(TorchAdapter[EntityFiles]):
     """Token classification, with the tokens put together as the pipeline of transformers does it."""
 
     options: ClassVar[type] = EntityOptions
+    declares = Capabilities(tasks=frozenset({Task.EXTRACT}), outputs=())
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> EntityFiles:
         return read_entities(folder, options, weights_needed=weights_needed)

@@ -39,6 +39,7 @@ class GlinerAdapter(TorchAdapter[GlinerFiles]):
     """GLiNER, through its own package: the extra ``gliner``."""
 
     options: ClassVar[type] = GlinerOptions
+    declares = Capabilities(tasks=frozenset({Task.EXTRACT}), outputs=())
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> GlinerFiles:
         return read_gliner(folder, options, weights_needed=weights_needed)

@@ -20,6 +20,7 @@ class ImageTextAdapter(TorchAdapter[ImageTextFiles]):
     """CLIP and SigLIP: an encoder for texts and one for images, whose vectors can be compared."""
 
     options: ClassVar[type] = ImageTextOptions
+    declares = Capabilities(tasks=frozenset({Task.ENCODE, Task.SCORE}), inputs=("text", "image"))
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> ImageTextFiles:
         return read_image_text(folder, options, weights_needed=weights_needed)

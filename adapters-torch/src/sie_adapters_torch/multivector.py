@@ -19,6 +19,7 @@ class MultivectorAdapter(TorchAdapter[MultivectorFiles]):
     """ColBERT and its kin: the vectors of all tokens, projected and scaled to length 1."""
 
     options: ClassVar[type] = MultivectorOptions
+    declares = Capabilities(tasks=frozenset({Task.ENCODE, Task.SCORE}), outputs=("multivector",))
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> MultivectorFiles:
         return read_multivector(folder, options, weights_needed=weights_needed)

@@ -22,6 +22,7 @@ class SparseAdapter(TorchAdapter[SparseFiles]):
     """SPLADE: masked language models whose logits are pooled to one weight a word."""
 
     options: ClassVar[type] = SparseOptions
+    declares = Capabilities(tasks=frozenset({Task.ENCODE, Task.SCORE}), outputs=("sparse",))
 
     def read(self, folder: Path, options: Any, *, weights_needed: bool) -> SparseFiles:
         return read_sparse(folder, options, weights_needed=weights_needed)

@@ -251,6 +251,8 @@ class Adapter:
     """
 
     options: ClassVar[type]
+    declares: ClassVar[Capabilities | None] = None
+    """What every model of this adapter can do, without sizes: shown while ``describe`` can't tell more."""
 
     def load(self, model: ModelSpec, ctx: TransitionContext, events: EngineEvents) -> Engine:
         """Make an engine. Blocking, on the engine's own thread.

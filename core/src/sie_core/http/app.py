@@ -22,6 +22,7 @@ from sie_core.http.browsers import Browsers
 from sie_core.http.endpoint import Endpoint, Handler, Site
 from sie_core.http.errors import Dialect, render
 from sie_core.http.exchange import ClientGone, Exchange, Patrols
+from sie_core.http.known import Catalogue
 from sie_core.http.limits import Limits
 from sie_core.http.paths import methods_of, not_found
 from sie_core.http.patrol import Patrol
@@ -93,6 +94,7 @@ def create_app(
         telemetry=telemetry or Telemetry.disabled(),
         started_at=time.time(),
         remote=RemoteImages() if settings.allow_image_urls else None,
+        catalogue=Catalogue([one.folder for one in plugins.catalogues] if plugins is not None else ()),
         root=(settings.root_path or "").rstrip("/"),
     )
     ours = _routes(site)

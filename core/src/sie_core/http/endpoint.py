@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from sie_core.errors import ModelNotFound
 from sie_core.http.exchange import Exchange
+from sie_core.http.known import Catalogue
 from sie_core.http.limits import Limits
 from sie_core.http.reading import Reader
 from sie_core.http.sending import PIECE, send_large
@@ -37,6 +38,8 @@ class Site:
     """Wall-clock time, seconds since 1970."""
     remote: RemoteImages | None = None
     """Fetches images from elsewhere; ``None``: the configuration does not allow it."""
+    catalogue: Catalogue = field(factory=Catalogue)
+    """The well-known models, for those whose files are not here yet."""
     root: str = ""
     """What a proxy puts before every path."""
     reader: Reader = field(init=False, default=Factory(lambda self: Reader(self.limits), takes_self=True))

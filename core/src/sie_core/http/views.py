@@ -10,6 +10,7 @@ from sie_core.types import Decision, Residency
 
 if TYPE_CHECKING:
     from sie_core.http.endpoint import Site
+    from sie_core.http.known import Known
     from sie_core.memory.ledger import AccountState
     from sie_core.residency import LoadFailure, LoraStatus, ModelStatus
     from sie_core.serving import Explanation, ServerStatus
@@ -37,12 +38,12 @@ def openai_card(status: ModelStatus, site: Site) -> dict[str, Any]:
     return {"id": status.name, "object": "model", "created": int(site.started_at), "owned_by": "sie"}
 
 
-def model_card(status: ModelStatus, *, operator: bool) -> dict[str, Any]:
-    """What the model can do and how it is, as the native clients list it. Sizes in bytes.
+def model_card(status: ModelStatus, known_from: Known, *, operator: bool) -> dict[str, Any]:
+    """What the model can do (``known_from``) and how it is, as the native clients list it. Sizes in bytes.
 
     ``operator``, here and below: whether who asks may see the details of errors, and where files are.
     """
-    known = status.capabilities
+    known, whence = known_from
     state = STATES[status.residency]
     return {
         "name": status.name,
@@ -53,6 +54,7 @@ def model_card(status: ModelStatus, *, operator: bool) -> dict[str, Any]:
         "outputs": list(known.outputs) if known else [],
         "dims": dict(known.dims) if known else {},
         "max_sequence_length": known.max_sequence_length if known else None,
+        "known_from": whence,
         "last_error": _failure(status.failure, operator),
         "residency": status.residency.value,
         "device_bytes": status.device_bytes,

@@ -106,6 +106,8 @@ class ModelStatus:
     wake_s: float | None
     progress: tuple[float, str] | None
     spec: ModelSpec
+    declared: Capabilities | None = None
+    """What its adapter says of all its models."""
     loras: tuple[LoraStatus, ...] = ()
     host_copy_bytes: int = 0
     """The part of ``host_bytes`` that is its copy in the host tier."""

@@ -385,6 +385,7 @@ class Registry:
             epoch=record.epoch,
             failure=failure,
             capabilities=record.capabilities,
+            declared=self._roster.declared(record),
             load_s=record.load_s,
             park_s=record.park_s,
             wake_s=record.wake_s,
@@ -413,7 +414,7 @@ class Registry:
     async def describe(self, name: str) -> ModelStatus:
         """The same, with its capabilities, if they can be told without loading it. Raises ModelNotFound."""
         record = self._find(name)
-        if record.capabilities is None and record.state is _R.UNLOADED:
+        if record.capabilities is None and record.state in (_R.UNLOADED, _R.FAILED):
             await self._lifecycle.loading.describe(record)
         return self.status(name)
 

@@ -17,7 +17,7 @@ from sie_core.errors import MissingAdapter
 from sie_core.memory.ledger import Ledger
 from sie_core.residency import machine
 from sie_core.residency.record import Record, RegistrySettings
-from sie_core.types import Decision, Residency, ResidencyChanged
+from sie_core.types import Capabilities, Decision, Residency, ResidencyChanged
 from sie_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -92,6 +92,12 @@ class Roster:
         if entry is None:
             raise MissingAdapter(record.spec.adapter, found=sorted(self.plugins.adapters))
         return entry.cls()
+
+    def declared(self, record: Record) -> Capabilities | None:
+        """What its adapter says of all its models."""
+        entry = self.plugins.adapters.get(record.spec.adapter)
+        found = None if entry is None else getattr(entry.cls, "declares", None)
+        return found if isinstance(found, Capabilities) else None
 
     def owner_plugin(self, record: Record) -> str | None:
         entry = self.plugins.adapters.get(record.spec.adapter)

@@ -11,6 +11,7 @@ from attrs import frozen
 from sie_core.errors import InvalidInput, Unsupported
 from sie_core.serving._allowance import Allowance
 from sie_core.serving._answers import Answer, Answers
+from sie_core.serving._describe import Describer
 from sie_core.serving._front import Front
 from sie_core.serving.explain import Explanation, Facts, explain
 from sie_core.serving.generate import Emit, GenerateResult, Generator
@@ -72,6 +73,7 @@ class Service:
         self._front = Front(registry, self._telemetry)
         self._generator = Generator(registry, self._front, self._telemetry)
         self._answers = Answers(registry, self._front, side_thread=side_thread)
+        self._describer = Describer(registry)
         self._version = version or __version__
         self._began = time.monotonic()
 
@@ -198,6 +200,14 @@ class Service:
     def resolve(self, name: str) -> str:
         """The configured name that a client means; some write ``__`` for ``/``. Raises ModelNotFound."""
         return self._front.resolve(name)
+
+    async def described(self) -> list[ModelStatus]:
+        """The same as ``models``, once the adapters were asked what those can do of which it is not known.
+
+        An adapter that can't tell, or not within seconds, is asked again in a minute at the earliest.
+        """
+        await self._describer.ask([status for status in self._registry.statuses() if status.capabilities is None])
+        return self._registry.statuses()
 
     def models(self) -> list[ModelStatus]:
         """Every configured model, in the order of the configuration; without those that are leaving."""

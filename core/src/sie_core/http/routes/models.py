@@ -12,17 +12,21 @@ __all__ = ["list_models", "show_model"]
 
 async def list_models(site: Site, exchange: Exchange) -> Reply:
     """Every configured model."""
-    statuses = site.service.models()
+    statuses = await site.service.described()
+    known = await site.catalogue.known(statuses)
     answer = {
         "object": "list",
         "data": [openai_card(status, site) for status in statuses],
-        "models": [model_card(status, operator=exchange.operator) for status in statuses],
+        "models": [
+            model_card(status, one, operator=exchange.operator) for status, one in zip(statuses, known, strict=True)
+        ],
     }
     return pack(answer, msgpack=exchange.wants_msgpack)
 
 
 async def show_model(site: Site, exchange: Exchange) -> Reply:
     """One model; 404 with what may have been meant."""
-    status = site.service.model(model_in_path(exchange))
-    card = model_card(status, operator=exchange.operator)
+    status = await site.service.describe(model_in_path(exchange))
+    (known,) = await site.catalogue.known([status])
+    card = model_card(status, known, operator=exchange.operator)
     return pack({**openai_card(status, site), **card}, msgpack=exchange.wants_msgpack)
