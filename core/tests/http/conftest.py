@@ -14,7 +14,7 @@ from httpx import ASGITransport
 from sie_core.cli.running import Listener, loop_factory
 from sie_core.config import ServerConfig
 from sie_core.http import create_app
-from sie_core.http.connections import ConnectionLimits
+from sie_core.http.door import ConnectionLimits
 from sie_core.http.protocols import ProtocolName
 from sie_core.plugins import Plugins
 from sie_core.telemetry import Telemetry

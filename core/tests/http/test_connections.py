@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from sie_core.http.connections import ConnectionLimits
+from sie_core.http.door import ConnectionLimits
 from sie_testing import FaultPoints
 from website import Served, Start, key_line, until
 
@@ -182,7 +182,7 @@ async def test_places_are_kept_for_loopback_and_health_checks(
     parsing: Any, peer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F3: where every place is taken by a request that runs."""
-    monkeypatch.setattr("sie_core.http.connections._is_local", lambda _: peer == "127.0.0.1")
+    monkeypatch.setattr("sie_core.http.connections.is_local", lambda _: peer == "127.0.0.1")
     async with parsing({"most": 12, "kept": 4}) as s, contextlib.AsyncExitStack() as stack:
         await s.service.load("mini")
         latch = FaultPoints.of("mini").hold("run")

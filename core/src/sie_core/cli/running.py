@@ -23,7 +23,7 @@ import uvicorn
 from attrs import define, field
 
 from sie_core.cli.bind import BACKLOG
-from sie_core.http.connections import ConnectionLimits
+from sie_core.http.door import ConnectionLimits
 from sie_core.http.protocols import ProtocolName, protocol_factory
 
 __all__ = ["Deadline", "Listener", "Signals", "connection_limits", "leave", "loop_factory", "tend_garbage"]

@@ -6,105 +6,25 @@ uvicorn's two protocols leave that open. :mod:`sie_core.http.protocols` puts :cl
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import logging
 import select
 import socket
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from attrs import frozen
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from sie_core.errors import QueueFull, SieError
+from sie_core.errors import SieError
+from sie_core.http.door import Door, Seat, is_local, only_health, too_many
 from sie_core.http.errors import Dialect, HttpError, render
-from sie_core.http.patrol import Patrol
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
 
-__all__ = ["ConnectionLimits", "Door", "Guarded", "head_too_large"]
+__all__ = ["Guarded"]
 
-_log = logging.getLogger(__name__)
-_HEALTH: Final = frozenset({"/healthz", "/readyz"})
-_RETRY_S: Final = 5.0
 _SMALL: Final = 64 * 1024
 """Bytes of a body that came too late for its answer and are read all the same, so that the connection stays."""
 _PROBE_S: Final = (0.1, 2.0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@frozen
-class ConnectionLimits:
-    """Sizes in bytes, times in seconds."""
-
-    most: int = 1024
-    """Connections at a time."""
-    kept: int = 16
-    """Those among them that are kept for loopback and for health checks."""
-    head_bytes: int = 64 * 1024
-    """Of the request line and the headers together."""
-    head_fields: int = 100
-    head_s: float = 20.0
-    """From the beginning of a connection, or the first byte of a later request, to the end of its headers."""
-    linger_bytes: int = 128 * 1024 * 1024
-    """Of a body whose request was answered, read and thrown away before the connection is closed."""
-    linger_s: float = 30.0
-    linger_idle_s: float = 5.0
-
-
-def head_too_large(limits: ConnectionLimits) -> HttpError:
-    """The refusal of a request whose head is larger than the limits allow."""
-    return HttpError(
-        431,
-        "HEADERS_TOO_LARGE",
-        f"the request line and headers are larger than {limits.head_bytes} bytes or more than {limits.head_fields} "
-        "fields: send fewer or shorter ones",
-        headers={"connection": "close"},
-    )
-
-
-class Door:
-    """The connections of one server: who may come in when there are many, and who has to go for them."""
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
-        self.heads = Patrol(limits.head_s)
-        self.lingering = Patrol(limits.linger_idle_s)
-        self._warned_at = float("-inf")
-
-    def admits(self, connections: Iterable[object], there: int, *, local: bool) -> bool | None:
-        """Whether one more may come in: ``None`` means for health checks only.
-
-        Where places are short, connections that hold one for nothing go first, the longest-standing ones before others.
-        """
-        limits = self.limits
-        if there < limits.most - limits.kept:
-            return True
-        self._warn()
-        if self.lingering.hurry() or self.heads.hurry() or _end_idle(connections):
-            return True
-        if there >= limits.most:
-            return False
-        return True if local else None
-
-    def _warn(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._warned_at > 60:
-            self._warned_at = now
-            _log.warning(
-                "there are %d connections, and no more are allowed (server.max_connections, open files): idle ones are "
-                "closed, then new ones are refused",
-                self.limits.most - self.limits.kept,
-            )
-
-
-def _end_idle(connections: Iterable[object]) -> bool:
-    """Close the connection that has waited longest for another request; False: all of them are busy."""
-    idle = [one for one in connections if isinstance(one, Guarded) and one.is_idle]
-    if idle:
-        min(idle, key=lambda one: one.quiet_since).leave()
-    return bool(idle)
 
 
 class _Transport:
@@ -163,7 +83,7 @@ else:
     _Uvicorn = object
 
 
-class Guarded(_Uvicorn):
+class Guarded(Seat, _Uvicorn):
     """Goes before one of uvicorn's protocols, and shares its attributes."""
 
     def __init__(self, *args: Any, door: Door, **kwargs: Any) -> None:
@@ -201,15 +121,15 @@ class Guarded(_Uvicorn):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._real = transport
         peer = transport.get_extra_info("peername")
-        admitted = self.door.admits(self.connections, len(self.connections), local=_is_local(peer))
+        admitted = self.door.admits(self.connections, local=is_local(peer))
         super().connection_made(_Transport(self._real, self))  # type: ignore[arg-type]
         self.quiet_since = self.loop.time()
         if admitted is False:
-            self._write(_too_many())
+            self._write(too_many())
             self.leave()
             return
         if admitted is None:
-            self.app = _only_health(self.app)
+            self.app = only_health(self.app)
         self._time_head()
 
     def data_received(self, data: bytes) -> None:
@@ -227,7 +147,7 @@ class Guarded(_Uvicorn):
         else:
             self._pending += len(data)
             if self._pending > self.door.limits.head_bytes:
-                self.refuse(head_too_large(self.door.limits))
+                self.refuse_head()
                 return
         if self._left:
             self._read_rest(len(data))
@@ -308,8 +228,17 @@ class Guarded(_Uvicorn):
             return
         seconds = self.door.limits.head_s
         message = f"the request's headers did not arrive within {seconds:g} s"
-        self._write(HttpError(408, "REQUEST_TIMEOUT", message, headers={"connection": "close"}))
+        self._write(HttpError(408, "REQUEST_TIMEOUT", message))
         self.leave()
+
+    def refuse_head(self) -> None:
+        """The request line and headers, or what stands around a body in chunks, are larger than the limits allow."""
+        limits = self.door.limits
+        message = (
+            f"the request line and headers are larger than {limits.head_bytes} bytes or more than {limits.head_fields} "
+            "fields: send fewer or shorter ones"
+        )
+        self.refuse(HttpError(431, "HEADERS_TOO_LARGE", message))
 
     def refuse(self, error: SieError) -> None:
         """Answer what uvicorn has no request for, and close."""
@@ -396,36 +325,7 @@ class Guarded(_Uvicorn):
         self.loop.call_later(pause_s, self._probe, pause_s)
 
 
-def _too_many() -> QueueFull:
-    return QueueFull("too many connections: try again later", retry_after_s=_RETRY_S)
-
-
 def _is_gone(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock.fileno(), 0)
     return bool(poll.poll(0))  # Errors and hang-ups are always told: both sides closed, or reset.
-
-
-def _is_local(peer: Any) -> bool:
-    if not isinstance(peer, tuple) or not peer:
-        return True  # a socket of this machine's files
-    try:
-        return ipaddress.ip_address(peer[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def _only_health(app: ASGIApp) -> ASGIApp:
-    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in _HEALTH:
-            await app(scope, receive, send)
-            return
-        if scope["type"] == "http":
-            reply = render(_too_many(), Dialect.BOTH)
-            reply.headers = (*reply.headers, (b"connection", b"close"))
-            await reply.send(send)
-        else:
-            await receive()
-            await send({"type": "websocket.close", "code": 1013})
-
-    return refusing

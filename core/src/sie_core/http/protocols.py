@@ -10,7 +10,8 @@ from typing import Any, Final, Literal
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sie_core.http.connections import ConnectionLimits, Door, Guarded, head_too_large
+from sie_core.http.connections import Guarded
+from sie_core.http.door import ConnectionLimits, Door
 from sie_core.http.errors import HttpError
 
 try:
@@ -41,10 +42,10 @@ class _Refusing(Guarded):
         error = sys.exc_info()[1]
         hint = getattr(error, "error_status_hint", None)
         if hint == _TOO_LARGE or (error is not None and isinstance(error.__context__, _TooLarge)):
-            self.refuse(head_too_large(self.door.limits))
+            self.refuse_head()
         else:
             message = f"invalid HTTP request: {error}"
-            self.refuse(HttpError(400, "INVALID_INPUT", message, headers={"connection": "close"}))
+            self.refuse(HttpError(400, "INVALID_INPUT", message))
 
 
 if HttpToolsProtocol is not None:
