@@ -182,7 +182,7 @@ def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool | None:
             "give a size or a ratio"
         )
     if wish.fraction is not None:
-        return _as_fraction(terms, Decimal(str(wish.fraction)), exact=True)
+        return _as_fraction(terms, wish, Decimal(str(wish.fraction)))
     return _of_our_choice(terms, wish)
 
 
@@ -310,18 +310,21 @@ def _share_of_ours(terms: PoolTerms, wish: PoolWish) -> HostPool:
     """The engine divides by the ranks itself, before any of them pins; the budget is what is booked."""
     wanted = math.ceil(_wanted(terms, wish) / (1 - _SLACK)) + terms.pages
     budget = min(int(terms.room // terms.ranks * _FRACTION), wanted, _given(terms))
-    return _as_fraction(terms, Decimal(terms.ranks * budget) / Decimal(max(1, terms.room)), exact=False)
+    fraction = Decimal(terms.ranks * budget) / Decimal(max(1, terms.room))
+    return _as_fraction(terms, wish, fraction.quantize(_DIGITS, rounding=ROUND_DOWN))
 
 
-def _as_fraction(terms: PoolTerms, fraction: Decimal, *, exact: bool) -> HostPool:
-    if not exact:
-        fraction = fraction.quantize(_DIGITS, rounding=ROUND_DOWN)
+def _as_fraction(terms: PoolTerms, wish: PoolWish, fraction: Decimal) -> HostPool:
     if fraction > 1:
         raise BadOptions(f"model {terms.name!r}: a HiCache fraction is at most 1, not {fraction}")
     rank_bytes = int(terms.room // terms.ranks * fraction) if terms.room > 0 and fraction > 0 else 0
     left = int((terms.room - terms.reads) // terms.ranks * fraction)
-    if min(rank_bytes, left) <= terms.pages:
-        raise _nothing_left(terms, max(0, min(rank_bytes, left)), f"the {format_bytes(terms.pages)} of one page a pool")
+    left = max(0, min(rank_bytes, left))
+    # The engine leaves its pages out when it divides, and has to find them in what it left over.
+    most = int(terms.device_bytes * _RATIOS.get(wish.mode, _RATIOS["cache"]))
+    least = min(most, int(left * (1 - _SLACK))) + terms.pages
+    if left <= terms.pages or left < least:
+        raise _nothing_left(terms, left, f"{format_bytes(least)}, one page a pool included")
     flags = ("--hicache-host-memory-fraction", str(fraction))
     pool = _in_huge_pages(terms, HostPool(terms.ranks, rank_bytes, flags, {"fraction": float(fraction)}))
     if terms.share is not None and pool.booked_bytes > terms.share:
