@@ -215,9 +215,10 @@ def torch(session: nox.Session, transformers: str) -> None:
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)
 def gliner(session: nox.Session) -> None:
-    """Zero-shot entities, with the transformers that the gliner package wants: it is behind the newest one."""
+    """Zero-shot entities, and images, with the transformers that the gliner package wants: behind the newest one."""
     session.install("-e", "core[otlp]", "-e", "adapters-torch[gliner,images]", "-e", "plugins/testing", *PYTEST)
-    _pytest(session, "adapters-torch/tests/test_gliner.py", "tests/host_tier/test_zero_shot.py")
+    tests = [f"adapters-torch/tests/test_{name}.py" for name in ("gliner", "image_text")]
+    _pytest(session, *tests, "tests/host_tier/test_zero_shot.py")
 
 
 @nox.session(python=TORCH_PYTHON, allow_parallel=True)

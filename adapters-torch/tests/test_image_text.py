@@ -85,7 +85,8 @@ def their_images(folder: Path, images: Sequence[Image.Image]) -> NDArray[np.floa
     """transformers alone: its processor on Pillow, image by image."""
     import torch
     import transformers
-    from transformers import AutoImageProcessor, AutoModel
+    from transformers import AutoModel
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     model: Any = AutoModel.from_pretrained(str(folder))
     maker: Any = AutoImageProcessor

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sie_core import InputTooLong, InvalidInput, Item, ModelSourceInvalid
 
 from sie_adapters_torch._files import ModelFiles
+from sie_adapters_torch._growth import check_growth
 from sie_adapters_torch._json import read_object
 from sie_adapters_torch._options import LoadOptions
 from sie_adapters_torch._python_tokenizer import PythonTokenizer
@@ -96,6 +97,8 @@ class Tokeniser:
             raise ModelSourceInvalid(f"{files.folder}: the model has no fast tokenizer (tokenizer.json)")
         # A copy: the wrapper sets padding and truncation on its own, and calls from several threads would clash.
         backend: Any = Tokenizer.from_str(wrapper.backend_tokenizer.to_str()) if fast else PythonTokenizer(wrapper)
+        if fast:
+            check_growth(backend.normalizer, files.folder)
         if files.lower_case:
             _lowercase_first(backend, files)
         _end_with_eos(backend, wrapper, files)
