@@ -84,12 +84,16 @@ def test_prompts(load: Any, make: Any, tmp_path: Path, include_prompt: bool) -> 
     engine = load(folder)
     for ours, expected in (
         ({"is_query": True}, {"method": "encode_query"}),
-        ({}, {"method": "encode_document"}),
+        ({"is_query": False}, {"method": "encode_document"}),
+        ({}, {}),  # G8: the default prompt, as the reference's encode() has it
         ({"instruction": "short"}, {"prompt_name": "short"}),
         ({"instruction": "lazy dog : "}, {"prompt": "lazy dog : "}),
     ):
         np.testing.assert_allclose(make.embed(engine, texts, **ours), theirs(folder, texts, **expected), atol=TOLERANCE)
-    assert np.abs(make.embed(engine, texts, is_query=True) - make.embed(engine, texts)).max() > 1e-3
+    plain, documents = make.embed(engine, texts), make.embed(engine, texts, is_query=False)
+    assert np.abs(make.embed(engine, texts, is_query=True) - documents).max() > 1e-3
+    assert np.abs(plain - documents).max() > 1e-3
+    np.testing.assert_array_equal(make.embed(load(folder, document_prompt=prompts["document"]), texts), documents)
 
 
 def test_default_prompt_is_used_when_the_files_have_none_for_documents(load: Any, make: Any, tmp_path: Path) -> None:

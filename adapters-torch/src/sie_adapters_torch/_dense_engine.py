@@ -57,9 +57,9 @@ class DenseEngine(TextEngine):
         wanted, prompts = params.instruction, self._files.prompts
         if wanted is None or wanted in prompts.named or not any(self._templates):
             return super().prompt(params)
-        template = self._templates[params.is_query]
+        template = self._templates[bool(params.is_query)]
         if template is None:
-            return prompts.query if params.is_query else prompts.document
+            return prompts.of(params.is_query)
         return template.replace("{instruction}", wanted)
 
     def wish(self, request: BatchRequest) -> int | None:

@@ -67,11 +67,19 @@ class ModelFiles:
 
 @frozen
 class Prompts:
-    """Texts put before an input. ``named`` by name; ``query`` and ``document`` as resolved."""
+    """Texts put before an input: ``named`` by name; ``query`` and ``document`` as resolved; ``default`` for requests
+    that don't say what they hold, ``None``: that of documents."""
 
     named: Mapping[str, str]
     query: str
     document: str
+    default: str | None = None
+
+    def of(self, is_query: bool | None) -> str:
+        """The one for a request without an instruction."""
+        if is_query is None and self.default is not None:
+            return self.default
+        return self.query if is_query else self.document
 
 
 def inside(folder: Path, name: object, file: Path) -> Path:
@@ -201,7 +209,9 @@ def read_prompts(folder: Path, options: TextOptions) -> tuple[Prompts, Mapping[s
     document = options.document_prompt
     if document is None:
         document = first("document", "passage", "corpus")
-    return Prompts(named, query, document), about
+    # As in sentence-transformers, whose encode() takes the default prompt and encode_document() the documents' own.
+    plain = default if chosen is not None and options.document_prompt is None else None
+    return Prompts(named, query, document, plain), about
 
 
 def limited(model: ModelFiles, max_length: int | None) -> ModelFiles:

@@ -79,7 +79,9 @@ def load_image_text(
 def _load_processor(files: ModelFiles, options: ImageTextOptions) -> Any:
     """transformers' image processor on Pillow: the other one gives other pixels, and needs torchvision."""
     import transformers
-    from transformers import AutoImageProcessor
+
+    # By its own module: some releases (5.16) give it from the top only where torchvision is.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     new = int(transformers.__version__.partition(".")[0]) >= 5
     maker: Any = AutoImageProcessor
@@ -144,7 +146,7 @@ class ImageTextEngine(TorchEngine):
         texts = [(index, item) for index, item in enumerate(items) if not item.images]
         truncate = self._truncate if params.truncate is None else params.truncate
         prompts = self._files.prompts
-        prompt = prompts.query if params.is_query else prompts.document
+        prompt = prompts.of(params.is_query)
         if params.instruction is not None:
             prompt = prompts.named.get(params.instruction, params.instruction)
         found = dict(zip([index for index, _ in texts], self._texts(texts, prompt, truncate=truncate), strict=True))

@@ -76,7 +76,7 @@ class MultivectorEngine(TextEngine):
 
     def wish(self, request: BatchRequest) -> bool:
         super().wish(request)
-        return request.params.is_query
+        return bool(request.params.is_query)
 
     def sample_text(self) -> Text:
         return evolve(super().sample_text(), wish=True)  # no vector of a query is left out
@@ -85,7 +85,7 @@ class MultivectorEngine(TextEngine):
         params, files = request.params, self._files
         side = files.query if params.is_query else files.document
         found = self.tokenise(
-            request.items, params, self.prompt(params), limit=side.length, marker=self._markers[params.is_query]
+            request.items, params, self.prompt(params), limit=side.length, marker=self._markers[bool(params.is_query)]
         )
         if not params.is_query or files.expansion is None:
             return found

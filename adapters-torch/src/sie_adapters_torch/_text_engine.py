@@ -146,7 +146,7 @@ class TextEngine(TorchEngine):
         prompts = self._reading.prompts
         if params.instruction is not None:
             return prompts.named.get(params.instruction, params.instruction)
-        return prompts.query if params.is_query else prompts.document
+        return prompts.of(params.is_query)
 
     # --- lifecycle ---------------------------------------------------------------------------------
 

@@ -154,12 +154,13 @@ class Item:
 class RequestParams:
     """How to run a request. ``truncate=None`` leaves it to the model's configuration; ``lora`` names a LoRA adapter.
 
-    ``output_types``, ``is_query`` and ``dimensions`` matter to encoding only. ``options`` is the engine's to check.
+    ``output_types``, ``is_query`` and ``dimensions`` matter to encoding only; ``is_query=None``: the request does not
+    say whether its items are queries or documents. ``options`` is the engine's to check.
     """
 
     output_types: tuple[str, ...] = ("dense",)
     instruction: str | None = None
-    is_query: bool = False
+    is_query: bool | None = None
     dimensions: int | None = None
     truncate: bool | None = None
     lora: str | None = None

@@ -65,7 +65,7 @@ def encode(
     Prints the beginning of each vector; with --json one JSON object a line, with the whole vector in it.
     """
     given = texts_or_lines(texts, f'sie encode {model} "Hello, world"')
-    options: dict[str, Any] = {"is_query": query}
+    options: dict[str, Any] = {"is_query": True} if query else {}
     if dimensions is not None:
         options["dimensions"] = dimensions
     params: dict[str, Any] = {"options": options, **said(instruction, lora, truncate)}

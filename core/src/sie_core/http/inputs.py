@@ -120,7 +120,7 @@ def _native_params(
         RequestParams(
             output_types=output_types,
             instruction=instruction_of(option("instruction"), len(items), limits),
-            is_query=bool(optional(option("is_query"), bool, "is_query", "true or false")),
+            is_query=optional(option("is_query"), bool, "is_query", "true or false"),
             dimensions=dimensions_of(option("dimensions")),
             truncate=optional(option("truncate"), bool, "truncate", "true or false"),
             lora=check_lora(option("lora")),

@@ -95,14 +95,14 @@ def _params(body: Mapping[Any, Any], items: tuple[Item, ...], limits: Limits) ->
     instruction = instruction_of(body.get("instruction"), len(items), limits)
     lora = check_lora(body.get("lora"))
     is_query = _is_query(body)
-    if dimensions is None and truncate is None and lora is None and instruction is None and not is_query:
+    if dimensions is None and truncate is None and lora is None and instruction is None and is_query is None:
         return _PLAIN
     return RequestParams(
         instruction=instruction, is_query=is_query, dimensions=dimensions, truncate=truncate, lora=lora
     )
 
 
-def _is_query(body: Mapping[Any, Any]) -> bool:
+def _is_query(body: Mapping[Any, Any]) -> bool | None:
     kind = _one_of(body.get("input_type"), INPUT_TYPES, "input_type")
     task = _one_of(body.get("task"), TASKS, "task")
     flag = optional(body.get("is_query"), bool, "is_query", "true or false")
@@ -117,7 +117,7 @@ def _is_query(body: Mapping[Any, Any]) -> bool:
     }
     if len(set(said.values())) > 1:
         raise InvalidInput(f"{' and '.join(said)} contradict each other: send one of them", param=[*said][-1])
-    return any(said.values())
+    return any(said.values()) if said else None
 
 
 def _form(body: Mapping[Any, Any]) -> tuple[bool, str]:
