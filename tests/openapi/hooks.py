@@ -54,6 +54,11 @@ BEYOND_SCHEMAS = [
     r"must be a data URL",
     r"refuses this",
     r"nested too deep",
+    r"send one of them",
+    r"come with encoding_format: float only",
+    r"dimensions, not \d+",
+    r"'raw_scores' is not supported",
+    r"is the data URL of an image",
 ]
 """Why what is right by its schema may be refused."""
 
