@@ -160,9 +160,9 @@ def _save_colbert(folder: Path) -> None:
         for place, (name, path) in enumerate(steps)
     ]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    for name, path in steps[1:]:
+    for _, path in steps[1:]:
         (folder / path).mkdir()
-        (folder / path / "config.json").write_text(json.dumps({"name": name}), encoding="utf-8")
+        (folder / path / "config.json").write_text("{}", encoding="utf-8")
 
 
 def _save_clip(folder: Path) -> None:

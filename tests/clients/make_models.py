@@ -66,9 +66,9 @@ def _colbert(minilm: Path, folder: Path) -> None:
         for place, (name, path) in enumerate(steps)
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    for name, path in steps[1:]:
+    for _, path in steps[1:]:
         (folder / path).mkdir()
-        (folder / path / "config.json").write_text(json.dumps({"name": name}))
+        (folder / path / "config.json").write_text("{}")
 
 
 if __name__ == "__main__":
