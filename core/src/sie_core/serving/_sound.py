@@ -18,6 +18,7 @@ __all__ = ["listed", "oddity", "whose"]
 
 _FLOAT32 = np.dtype(np.float32)
 _INT32 = np.dtype(np.int32)
+_WHOLE = (int, np.integer)
 _OUTPUTS = (EncodeOutput, ScoreOutput, ExtractOutput)
 
 
@@ -42,11 +43,13 @@ def oddity(outputs: Iterable[tuple[Output, int | None]], known: Capabilities) ->
     dims = known.dims
     for place, (output, asked) in enumerate(outputs):
         wrong = None
-        if not isinstance(output, _OUTPUTS):
+        if type(output) is EncodeOutput and type(output.tokens) is int and output.tokens >= 0:  # nearly always
+            wrong = _vectors(output, dims.get("dense") if asked is None else asked, dims)
+        elif not isinstance(output, _OUTPUTS):
             wrong = f"{type(output).__name__}: it must be an EncodeOutput, a ScoreOutput or an ExtractOutput"
-        elif not isinstance(output.tokens, int | np.integer) or output.tokens < 0:
+        elif not isinstance(output.tokens, _WHOLE) or output.tokens < 0:
             wrong = f"tokens={output.tokens!r}: it must be a whole number, 0 or more"
-        elif type(output) is EncodeOutput:
+        elif isinstance(output, EncodeOutput):
             wrong = _vectors(output, dims.get("dense") if asked is None else asked, dims)
         if wrong is not None:
             return f"answered item {place} of its batch with {wrong}"
@@ -58,9 +61,10 @@ def _vectors(output: EncodeOutput, wanted: int | None, dims: Any) -> str | None:
     if dense is not None:
         if not isinstance(dense, np.ndarray):
             return f"dense of type {type(dense).__name__}: it must be a float32 array"
-        if dense.dtype != _FLOAT32:
+        if dense.dtype is not _FLOAT32 and dense.dtype != _FLOAT32:
             return f"dense of dtype {dense.dtype}: it must be float32"
-        if dense.ndim != 1 or (wanted is not None and dense.shape[0] != wanted):
+        shape = dense.shape
+        if len(shape) != 1 or (wanted is not None and shape[0] != wanted):
             return f"dense of shape {dense.shape}: it must be ({wanted if wanted is not None else 'dims'},)"
     if output.multivector is not None:
         matrix, width = output.multivector, dims.get("multivector")
@@ -69,8 +73,8 @@ def _vectors(output: EncodeOutput, wanted: int | None, dims: Any) -> str | None:
         if matrix.dtype != _FLOAT32:
             return f"multivector of dtype {matrix.dtype}: it must be float32"
         if matrix.ndim != 2 or (width is not None and matrix.shape[1] != width):
-            shape = f"(tokens, {width if width is not None else 'dims'})"
-            return f"multivector of shape {matrix.shape}: it must be {shape}"
+            due = f"(tokens, {width if width is not None else 'dims'})"
+            return f"multivector of shape {matrix.shape}: it must be {due}"
     if output.sparse is not None:
         limit = dims.get("sparse")
         if not isinstance(output.sparse, SparseVector):
