@@ -51,31 +51,23 @@ class _Refusing(Guarded):
 if HttpToolsProtocol is not None:
 
     class _HttpTools(_Refusing, HttpToolsProtocol):  # type: ignore[misc] # uvicorn says less than asyncio
-        _in_head = False
         _answered: Any = None
-        """The request that is being answered, where others wait behind it."""
+        """The request that is being answered; others may wait behind it."""
 
         def feed(self, data: bytes) -> None:
             HttpToolsProtocol.data_received(self, data)
 
         def reads_head(self) -> bool:
-            return self._in_head
+            return self.scope is not None and "method" not in self.scope
 
         def has_queue(self) -> bool:
             return bool(self.pipeline)
-
-        def on_message_begin(self) -> None:
-            self._in_head = True
-            HttpToolsProtocol.on_message_begin(self)
 
         def on_headers_complete(self) -> None:
             self._progress = True
             if len(self.headers) > self.door.limits.head_fields or (self.may_be_large() and self._is_large()):
                 raise _TooLarge
-            self._in_head = False
             HttpToolsProtocol.on_headers_complete(self)
-            if not self.pipeline:
-                self._answered = self.cycle
 
         def _is_large(self) -> bool:
             return self.head_is_larger(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
@@ -84,13 +76,9 @@ if HttpToolsProtocol is not None:
             self._progress = True
             HttpToolsProtocol.on_body(self, body)
 
-        def on_message_complete(self) -> None:
-            self._progress = True
-            HttpToolsProtocol.on_message_complete(self)
-
-        def on_response_complete(self) -> None:
-            self._answered = self.pipeline[-1][0] if self.pipeline else None
-            super().on_response_complete()
+        def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+            self._answered = cycle
+            HttpToolsProtocol._start_asgi_task(self, cycle, app)
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
