@@ -220,6 +220,10 @@ class SglangEngine(StreamEngine):
         answer = self._running.control.ask(path, body)
         return None if answer is None else self._probe_answer(answer)
 
+    def alive(self) -> bool:
+        """Whether its server says that it is well."""
+        return self._running.control.healthy()
+
     def _probe_request(self) -> tuple[dict[str, Any], str]:
         raise NotImplementedError
 

@@ -296,6 +296,11 @@ class Engine:
         """Whether two probe answers count as the same."""
         return before == after
 
+    def alive(self) -> bool:
+        """Whether it answers at all: asked after every wake, so it must cost little. A server of its own is asked how
+        it is; the default takes an engine in this process at its word."""
+        return True
+
     def drop_backup(self) -> int:
         """Drop the host copy that survived a wake. Returns the bytes freed; 0: there is none, or it can't go."""
         return 0

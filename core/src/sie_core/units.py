@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-__all__ = ["ByteSize", "format_bytes", "parse_bytes"]
+__all__ = ["ByteSize", "format_apart", "format_bytes", "parse_bytes"]
 
 BYTES = "bytes"
 ByteSize = Annotated[int, BYTES]
@@ -58,6 +58,12 @@ def _from_text(text: str) -> int:
         raise ValueError(f"{stripped!r} is a fraction of a byte: {_HOW}")
     whole, _, fraction = number.partition(".")
     return int(whole + fraction) * factor // int("1" + "0" * len(fraction))
+
+
+def format_apart(one: int, other: int) -> tuple[str, str]:
+    """Both as ``format_bytes`` has them, or as plain bytes where that would make different sizes look the same."""
+    short = format_bytes(one), format_bytes(other)
+    return short if one == other or short[0] != short[1] else (f"{one:,} bytes", f"{other:,} bytes")
 
 
 def format_bytes(nbytes: int) -> str:

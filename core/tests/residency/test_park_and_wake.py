@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from sie_core import HostOutOfMemory, ModelSpec, Residency, ResourceExhausted, ShuttingDown, Unsupported
+from sie_core import HostOutOfMemory, ModelSpec, Residency, ResourceExhausted, ShuttingDown, Unsupported, WakeCheck
 from sie_core.residency import RegistrySettings
 from sie_testing import FaultPoints
 from sie_testing.house import MIB, House, close, fake, house, play
@@ -113,6 +113,24 @@ def test_droppable_backups_go_before_parked_copies_and_make_later_parks_free() -
         assert built.states() == {"a": "resident", "b": "parked", "c": "parked"}
         assert host(built, "a") == 0
         await use(built, "a")
+        await close(built)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("check", ["first", "never", "always"])
+def test_an_engine_that_does_not_live_after_a_later_wake_is_loaded_again(check: str) -> None:
+    """A12: only the first wake asked the engine anything."""
+
+    async def scene() -> None:
+        built = tier(fake("a", wake_check=WakeCheck(check)))
+        for _ in range(4):
+            await use(built, "a")
+            await built.registry.park("a")
+        FaultPoints.of("a").fail("alive", RuntimeError("no answer"), times=1)
+        await use(built, "a")
+        assert FaultPoints.of("a").hits("load") == 2
+        assert FaultPoints.of("a").hits("alive") == 4
         await close(built)
 
     play(scene)

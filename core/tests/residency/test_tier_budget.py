@@ -74,6 +74,18 @@ def test_a_budget_below_every_model_is_as_good_as_none(seed: int) -> None:
     play(scene, seed=seed)
 
 
+def test_sizes_that_differ_are_told_so_that_they_differ() -> None:
+    """A11: its 86.1 MiB were over the budget of 86.1 MiB."""
+
+    async def scene() -> None:
+        built = tier(fake("a", 87 * MIB), budget=87 * MIB - 1)
+        await use(built, "a")
+        assert built.registry.why_not_parked("a") == "its 91,226,112 bytes are over the budget of 91,226,111 bytes"
+        await close(built)
+
+    play(scene)
+
+
 @seeds
 @pytest.mark.parametrize("kind", ["copies", "backups"])
 def test_two_parks_at_once_do_not_count_on_the_same_copy(kind: str, seed: int) -> None:

@@ -22,7 +22,7 @@ from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
 from sie_core.residency.victims import Victims
 from sie_core.types import Residency
-from sie_core.units import format_bytes
+from sie_core.units import format_apart, format_bytes
 
 __all__ = ["Admission"]
 
@@ -326,8 +326,9 @@ class Admission:
         open_ways = [place for place, verdict in zip(ways, verdicts, strict=True) if verdict is None]
         if not open_ways:
             account, needed, capacity = next(verdict for verdict in verdicts if verdict is not None)
+            wants, has = format_apart(needed, capacity)
             message = (
-                f"model {record.name!r} needs {format_bytes(needed)} on {account}, which has {format_bytes(capacity)} "
+                f"model {record.name!r} needs {wants} on {account}, which has {has} "
                 "in all: use a smaller model or dtype, less runtime_headroom, or a larger device"
             )
             self._fail(needer, NeverFits(message, account=account, needed=needed, capacity=capacity))

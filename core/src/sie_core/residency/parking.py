@@ -30,7 +30,7 @@ from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
 from sie_core.residency.tier import PARK_WAITS_S, RELIEF_WAITS_S, HostCopy, HostTier
 from sie_core.types import Residency, WakeCheck
-from sie_core.units import format_bytes
+from sie_core.units import format_apart, format_bytes
 
 if TYPE_CHECKING:
     from sie_core.residency.lifecycle import Lifecycle
@@ -69,7 +69,8 @@ class Parking:
         if isinstance(seat.offload, Declined):
             return seat.offload.reason
         if seat.offload > self.tier.budget:
-            return f"its {format_bytes(seat.offload)} are over the budget of {format_bytes(self.tier.budget)}"
+            copy, budget = format_apart(seat.offload, self.tier.budget)
+            return f"its {copy} are over the budget of {budget}"
         return None
 
     # --- park --------------------------------------------------------------------------------------
@@ -213,7 +214,8 @@ class Parking:
             freed += came_free
             retained[account] = left
             if came_free < _FREED_ENOUGH * (holding - told):
-                why = f"it held {format_bytes(holding)} on {account} and gave back {format_bytes(came_free)}"
+                held, gave = format_apart(holding, came_free)
+                why = f"it held {held} on {account} and gave back {gave}"
                 seat.offload = Declined(why)
                 log.warning("%s: parked, and not again: %s", record.name, why)
                 roster.decide(record.name, "not parkable", why)
@@ -351,9 +353,16 @@ class Parking:
         raise AssertionError("the loop returns or raises")
 
     async def _verify(self, record: Record, seat: Seat) -> None:
-        """Have the engine answer its fixed input. Raises TransitionError if it does not answer as it did at first."""
+        """After every wake the engine shows that it lives; by ``wake_check`` it answers its fixed input as at first.
+
+        Raises WakeCheckFailed.
+        """
         check = record.spec.wake_check
         seat.wakes += 1
+        if not await seat.worker.call(
+            seat.engine.alive, hook="alive", timeout=self._life.roster.settings.close_timeout_s
+        ):
+            raise WakeCheckFailed(f"the engine of model {record.name!r} does not answer after its wake")
         if seat.baseline is None or check is WakeCheck.NEVER or (check is WakeCheck.FIRST and seat.wakes > 1):
             return
         timeout = self._life.roster.settings.close_timeout_s

@@ -297,6 +297,10 @@ class FakeLifecycle(Engine):
         host = 0 if self.closed else self.options.host_bytes
         return MemoryReport(self._held.report(), host=host, figures=self.options.figures)
 
+    def alive(self) -> bool:
+        self.faults.reach("alive")
+        return not self.dead
+
     def _malformed_report(self) -> Any:
         """What an engine of plain Python may well answer."""
         if self.options.malformed == "memory":

@@ -15,7 +15,7 @@ from sie_testing.virtual import current_worker, pause
 __all__ = ["POINTS", "FaultPoints", "Latch"]
 
 POINTS = (
-    *("load", "prepare", "run", "probe", "memory", "reserve", "offload", "restore", "drop", "close"),
+    *("load", "prepare", "run", "probe", "alive", "memory", "reserve", "offload", "restore", "drop", "close"),
     *("lora_reserve", "lora_load", "lora_unload", "piece", "abort"),
 )
 
