@@ -32,7 +32,7 @@ async def test_one_vector_an_item_in_order(home: Any, start: Any) -> None:
     assert [output.tokens for output in outputs] == [3, 2, 5]
     for output, length in zip(outputs, (3, 2, 5), strict=True):
         assert output.dense.dtype == np.float32
-        assert output.dense.tolist() == pytest.approx([1 / (length + d + 1) for d in range(4)])
+        assert output.dense.tolist() == pytest.approx([1 / (length + d + 1) for d in range(8)])
 
 
 async def test_dimensions_are_the_engines_business(home: Any, start: Any) -> None:

@@ -283,7 +283,7 @@ def test_the_server_of_a_real_engine_killed(real_server: Served, home: Any) -> N
     assert len(ports) > 1
     first.process.kill()
     first.process.wait()
-    assert gone(everything, 5)
+    assert gone(everything, 25)  # SIGTERM first, and as long as the engine of a living server has
     assert not any(map(answers, ports))
 
     with closing(first.again()) as second:

@@ -172,7 +172,9 @@ class Engine:
         sizes = json.loads(self.args.json_model_override_args).get("matryoshka_dimensions", ())
         if body.get("dimensions") is not None and body["dimensions"] not in sizes:
             raise Refused(f"the model only supports {sizes} matryoshka dimensions")
-        dims = int(body.get("dimensions") or 4)
+        config = Path(self.args.model_path, "config.json")
+        own = json.loads(config.read_text()).get("hidden_size") if config.is_file() else None
+        dims = int(body.get("dimensions") or own or 4)
         answers = []
         for item in items:
             length = len(item)
