@@ -48,6 +48,19 @@ async def test_an_answer_over_the_limit_is_refused_before_it_is_computed(
     assert "max_answer_bytes" in error["message"]
 
 
+async def test_words_are_enough_to_refuse_what_is_far_too_much(served: Start) -> None:
+    """F9: each has a token or more, so that nothing is prepared for it; where they don't tell, the tokens do."""
+    async with served(max_answer_bytes=100_000) as s:
+        await s.service.load("any")
+        prepared = FaultPoints.of("any").hits("prepare")
+        params = {"output_types": ["multivector"]}
+        many = await s.encode("any", items=[{"text": TEXT}] * 50, params=params)
+        assert many.status_code == 413
+        assert FaultPoints.of("any").hits("prepare") == prepared
+        spaces = await s.encode("any", items=[{"text": " " * 2000 + "a"}] * 50, params=params)
+        assert spaces.status_code == 200
+
+
 async def test_findings_count_as_well(served: Start) -> None:
     """F9: of sparse weights and of what is extracted the number shows when it is there."""
     labels = [f"w{number}" for number in range(50)]

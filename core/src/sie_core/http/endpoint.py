@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from attrs import Factory, field, frozen
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Handler", "Site", "allow", "checked_name", "known_model", "model_in_path"]
 
+FEW: Final = 8
+"""Items whose vectors, one each, can't make a large answer."""
 MAX_NAME: Final = 256
 """Characters; more than any configured name has."""
 
@@ -45,8 +47,12 @@ class Site:
     reader: Reader = field(init=False, default=Factory(lambda self: Reader(self.limits), takes_self=True))
 
 
-def allow(site: Site, exchange: Exchange, number_bytes: float) -> Allowance:
-    """What the answer may take, with so many bytes for a number; given back when it was sent."""
+def allow(
+    site: Site, exchange: Exchange, number_bytes: float, items: int, outputs: Sequence[str] = ("multivector",)
+) -> Allowance | None:
+    """What the answer may take, with so many bytes for a number; given back when it was sent. ``None``: it is small."""
+    if items <= FEW and "multivector" not in outputs:
+        return None
     exchange.allowance = site.service.allowance(site.limits.answer_bytes, number_bytes)
     return exchange.allowance
 

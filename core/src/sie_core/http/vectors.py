@@ -67,13 +67,15 @@ def _stepped(array: NDArray[np.float32], dtype: str, ranges: Ranges) -> NDArray[
 
 def number_bytes(dtype: str, *, msgpack: bool = False, as_base64: bool = False) -> float:
     """Bytes that a number of a vector takes on the wire; in JSON about."""
+    if dtype == "float32" and not msgpack and not as_base64:
+        return 12.0
     packed = dtype in ("binary", "ubinary")
     if msgpack or as_base64:
         size = 1 / 8 if packed else float(np.dtype(dtype).itemsize)
         return size * 4 / 3 if as_base64 else size
     if packed:
         return 4 / 8
-    return {"float32": 12.0, "float16": 9.0}.get(dtype, 4.0)
+    return 9.0 if dtype == "float16" else 4.0
 
 
 async def native_items(

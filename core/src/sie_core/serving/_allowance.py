@@ -21,6 +21,8 @@ _TWICE: Final = 2
 """An answer and what it is made of are there at the same time."""
 _FINDING: Final = 16
 """What one entity or class costs, in numbers of a vector."""
+_LONG: Final = 8192
+"""Tokens that a text may have where the model does not say."""
 _RETRY_S: Final = 5.0
 
 
@@ -43,13 +45,8 @@ class Allowance:
             BodyTooLarge: it would be larger than an answer may be.
             ResourceExhausted: the host has no memory for it now.
         """
-        self.nbytes += int(numbers * self._number_bytes)
-        if self.nbytes > self._limit:
-            message = (
-                f"the answer would have more than {self._limit} bytes (server.max_answer_bytes): send fewer items a "
-                "request, or ask for a smaller output_dtype or msgpack"
-            )
-            raise BodyTooLarge(message, size=self.nbytes, limit=self._limit)
+        self.nbytes += self._bytes(numbers)
+        self._check(self.nbytes)
         wanted = _TWICE * self.nbytes
         if wanted > max(self._booked, _STEP // 2):
             more = max(_STEP, wanted - self._booked)
@@ -57,6 +54,17 @@ class Allowance:
                 message = f"the host has no memory for an answer of {self.nbytes} bytes or more"
                 raise ResourceExhausted(message, retry_after_s=_RETRY_S)
             self._booked += more
+
+    def _bytes(self, numbers: int) -> int:
+        return int(numbers * self._number_bytes)
+
+    def _check(self, nbytes: int) -> None:
+        if nbytes > self._limit:
+            message = (
+                f"the answer would have more than {self._limit} bytes (server.max_answer_bytes): send fewer items a "
+                "request, or ask for a smaller output_dtype or msgpack"
+            )
+            raise BodyTooLarge(message, size=nbytes, limit=self._limit)
 
     def release(self) -> None:
         """It was sent, or never will be. Idempotent."""
@@ -69,6 +77,13 @@ class Allowance:
         if "dense" in request.params.output_types:
             dims = request.params.dimensions or known.dims.get("dense", 0)
             self.expect(len(request.items) * dims)
+        if "multivector" in request.params.output_types:
+            dims = known.dims.get("multivector", 0)
+            most = known.max_sequence_length or _LONG
+            if self._bytes(dims * sum(min(most, len(item.text or "")) for item in request.items)) > self._limit:
+                # Each word has a token or more, whatever the vocabulary.
+                words = sum(min(most, len((item.text or "").split(maxsplit=most))) for item in request.items)
+                self._check(self.nbytes + self._bytes(dims * words))
 
     def of_prepared(self, request: BatchRequest, known: Capabilities) -> Callable[[Sequence[Prepared]], None] | None:
         """What takes note of items when they are prepared: the tokens of a multivector are known then."""

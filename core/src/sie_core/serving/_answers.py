@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -81,11 +81,13 @@ class Answers:
         ) as lease:
             lane.spec, engine = lease.model, lease.engine
             lane.check(engine.capabilities, request)
-            run = partial(self._run, allowance=allowance)
-            if allowance is not None and request.task is Task.ENCODE:
-                allowance.at_once(request, engine.capabilities)
+            run: Callable[..., Awaitable[Answer[Any]]] = self._run
+            if allowance is not None:
+                run = partial(self._run, allowance=allowance)
+                if request.task is Task.ENCODE:
+                    allowance.at_once(request, engine.capabilities)
             if request.task is Task.SCORE and engine.capabilities.compares is not None:
-                run = partial(self._compare)
+                run = self._compare
             if request.params.lora is None:
                 answer = await run(lane, place, lease, request, deadline)
             else:

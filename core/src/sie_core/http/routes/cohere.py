@@ -101,7 +101,9 @@ async def _embedded(
     each = sum(number_bytes(_DTYPES.get(name, name), as_base64=name == "base64") for name in request.types)
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
-        result = await site.service.encode(model, items, request.params, allowance=allow(site, exchange, each))
+        result = await site.service.encode(
+            model, items, request.params, allowance=allow(site, exchange, each, len(items), request.params.output_types)
+        )
     answer: dict[str, Any] = {"id": _fresh_id(), "meta": _meta(version, input_tokens=result.tokens)}
     if request.texts is not None:
         answer["texts"] = request.texts

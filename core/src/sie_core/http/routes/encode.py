@@ -21,9 +21,9 @@ async def encode(site: Site, exchange: Exchange) -> Reply:
     msgpack = exchange.wants_msgpack
     with Watched(exchange):
         items, _ = await request.pictures.complete(request.items, None, site.remote)
-        result = await site.service.encode(
-            model, items, request.params, allowance=allow(site, exchange, number_bytes(request.dtype, msgpack=msgpack))
-        )
+        each = number_bytes(request.dtype, msgpack=msgpack)
+        allowance = allow(site, exchange, each, len(items), request.params.output_types)
+        result = await site.service.encode(model, items, request.params, allowance=allowance)
     entries = await native_items(
         request.items,
         result.outputs,

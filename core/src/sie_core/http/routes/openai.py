@@ -23,11 +23,12 @@ async def embeddings(site: Site, exchange: Exchange) -> Reply:
         if request.data_url is not None:
             _refuse_pasted(request, (await site.service.describe(model)).capabilities)
         items, _ = await request.pictures.complete(request.items, None, site.remote)
+        each = number_bytes(request.dtype, as_base64=request.base64)
         result = await site.service.encode(
             model,
             items,
             request.params,
-            allowance=allow(site, exchange, number_bytes(request.dtype, as_base64=request.base64)),
+            allowance=allow(site, exchange, each, len(items), request.params.output_types),
         )
     if request.data_url is not None:  # it may not have been known before what the model takes
         _refuse_pasted(request, site.service.model(result.model).capabilities)

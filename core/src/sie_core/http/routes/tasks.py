@@ -57,7 +57,7 @@ async def extract(site: Site, exchange: Exchange) -> Reply:
             request.params,
             labels=request.labels,
             output_schema=request.output_schema,
-            allowance=allow(site, exchange, number_bytes("float32")),
+            allowance=allow(site, exchange, number_bytes("float32"), len(items)),
         )
     found = await _entries(request.items, result.outputs, msgpack=exchange.wants_msgpack)
     answer = {"model": result.model, "items": found, "usage": {"input_tokens": result.tokens}}
