@@ -7,9 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from sie_core.residency import Registry, fence
 from sie_core.residency.admission import Admission
 from sie_core.residency.lifecycle import Lifecycle
 from sie_core.residency.parking import Parking
+from sie_core.residency.record import Record
 from sie_core.residency.tier import HostTier
 from sie_testing.simulate import main
 from sie_testing.simulation import SCENES, Report, SimulationFailed, interrupt, simulate
@@ -35,7 +37,7 @@ def test_the_seeds_see_every_kind_of_thing() -> None:
         "loading->queued", "loading->failed", "loading->quarantined", "quarantined->unloaded", "draining->resident",
         "torn", "killed parked", "killed parking", "killed waking", "killed resident", "killed loading", "lost",
         "make_room True", "make_room False", "device full", "batches", "hangs set",
-        "adapters used", "answer LORA_LOADING",
+        "adapters used", "answer LORA_LOADING", "long requests", "clients told to return", "clients served",
     ]  # fmt: skip
     assert [what for what in rare if not seen[what]] == []
 
@@ -66,6 +68,36 @@ def test_it_notices_a_transition_that_is_lost(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Lifecycle, "_ended", lambda *_: None)
     with pytest.raises(SimulationFailed, match=r"simulate --scene 'load' --from 0"):
         interrupt("load")
+
+
+def test_it_notices_a_neighbour_that_leaves_beside_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A3."""
+    monkeypatch.setattr(fence, "_sizing", lambda roster: iter(()))
+    assert "sizes itself" in _fails(range(150))
+
+
+def test_it_notices_a_pin_that_a_reload_undoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4."""
+    monkeypatch.setattr(Record, "configure", lambda record, spec: setattr(record, "spec", spec))
+    assert "by hand" in _fails()
+
+
+def test_it_notices_a_model_that_does_not_wait_for_who_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5."""
+    monkeypatch.setattr(Record, "stays_until", property(lambda record: record.resident_at + record.spec.min_resident_s))
+    assert "was told to return" in _fails(range(150))
+
+
+def test_it_notices_a_model_that_does_not_stay_as_long_as_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5."""
+    monkeypatch.setattr(Record, "stays_until", property(lambda record: record.expected_until))
+    assert "of min_resident_s" in _fails()
+
+
+def test_it_notices_a_request_that_waits_too_long_for_a_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A6."""
+    monkeypatch.setattr(Registry, "_will_wake", lambda registry, record: False)
+    assert "for a wake of" in _fails(range(150))
 
 
 def test_it_notices_a_lost_waiter(monkeypatch: pytest.MonkeyPatch) -> None:

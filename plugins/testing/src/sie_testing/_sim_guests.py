@@ -8,7 +8,7 @@ import random
 from typing import TYPE_CHECKING
 
 from attrs import define, field
-from sie_core import Residency, ResidencyChanged, Unavailable
+from sie_core import ModelLoading, Residency, ResidencyChanged, Unavailable
 from sie_core.residency.reasons import IDLE
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ async def client(world: World, name: str) -> None:
         except Unavailable as error:
             seconds = max(1, math.ceil(error.retry_after_s))
             world.counts["clients told to return"] += 1
-            at = world.expected.told(name, seconds)
+            if isinstance(error, ModelLoading):  # else its load was called off, or has to wait for room
+                at = world.expected.told(name, seconds)
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:  # it has lost interest

@@ -37,7 +37,7 @@ class Waits:
 
     def begin(self, model: str, asked_s: float | None) -> Wait:
         """A request arrives."""
-        cold = self._starts_cold(model)
+        cold = self._is_cold(model)
         one = Wait(model, asked_s, self.world.loop.time(), cold, cold)
         self._open[id(one)] = one
         return one
@@ -46,6 +46,7 @@ class Waits:
         """It has its answer."""
         del self._open[id(one)]
         settings, world = self.world.settings.registry, self.world
+        one.cold = one.cold or self._is_cold(one.model)  # somebody may have asked for an unload meanwhile
         waited = world.loop.time() - one.began
         limit = settings.load_wait_s if one.cold else settings.wake_wait_s
         if one.cold and not one.began_cold:
@@ -66,7 +67,7 @@ class Waits:
                 if one.model == event.model:
                     one.cold = True
 
-    def _starts_cold(self, model: str) -> bool:
+    def _is_cold(self, model: str) -> bool:
         record = self.world.records.get(model)
         if record is None or record.state in _COLD or record.retire is not None:
             return True
