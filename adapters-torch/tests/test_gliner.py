@@ -501,3 +501,13 @@ def test_scores_that_are_not_numbers(opened: Any, folder: Path, copy_of: Any) ->
         pytest.approx([e[4] for e in each]) for each in before
     ]
     assert [np.isnan(each.score) for each in outputs[1].classifications] == [True]
+
+
+def test_positions_that_start_after_the_padding(opened: Any, make: Any, tmp_path: Path) -> None:
+    """G3: found by trying here too."""
+    folder = save_gliner(make, tmp_path, "span", "data2vec-text")
+    engine = opened(folder, max_length=96)
+    labels = [f"{word} {other}" for word in make.words for other in make.words]
+    with pytest.raises(InputTooLong, match="96 tokens and the model takes 95"):
+        engine.prepare(asking(["fox " * 3], labels[:30]))
+    assert len(engine.run(engine.prepare(asking(["fox " * 2], labels[:30])))) == 1

@@ -30,6 +30,7 @@ from sie_adapters_torch._engine import Parts, Step, TorchEngine, bring_up
 from sie_adapters_torch._gliner_files import GlinerFiles
 from sie_adapters_torch._gliner_weights import load_package_model
 from sie_adapters_torch._options import GlinerOptions, options_of
+from sie_adapters_torch._positions import tried_positions
 from sie_adapters_torch._request import check_request, check_size, no_lora
 from sie_adapters_torch._several import not_finite
 from sie_adapters_torch._torch import out_of_memory
@@ -89,7 +90,9 @@ class GlinerEngine(TorchEngine):
         self._tokenizer = processor.transformer_tokenizer
         self._labels_tokenizer = processor.labels_tokenizer if files.own_labels else processor.transformer_tokenizer
         self._tokenizing = threading.Lock()  # the package sets padding and cutting on its tokenizers for each call
-        self._limit = min(files.limit, self._tokenizer.model_max_length)
+        encoder = whole.model.token_rep_layer.bert_layer.model
+        limit = min(files.limit, self._tokenizer.model_max_length)
+        self._limit = tried_positions(encoder, limit, pad_id=self._tokenizer.pad_token_id or 0) or limit
         self._around = self._tokenizer.num_special_tokens_to_add()
 
     def sample(self) -> Output:
