@@ -46,7 +46,7 @@ BEYOND_SCHEMAS = [
     r"sparse output comes as",
     r"'ranges' ",
     r"the image|an image must|a data URL must|images are not fetched",
-    r"is \S+ and, in 'options'",
+    r"is .* and, in 'options'",
     r"LoRA|lora",
     r"is not a model source|can't be (the name|a revision)|would leave its package|an absolute path",
     r"images",

@@ -207,3 +207,15 @@ async def test_sizes_that_a_cold_model_does_not_have_load_nothing(
     assert (response.status_code, error["param"], error["supported"]) == (400, "dimensions", supported), error
     assert state == "unloaded"
     assert own.status_code == 200
+
+
+async def test_parts_of_coheres_inputs_may_have_fields_of_their_own(served: Start) -> None:
+    """C9: what stands beside ``image_url`` changes nothing, and is ignored as in the rest of that dialect."""
+    part = {"type": "image_url", "image_url": {"url": GIF, "detail": "low"}}
+    async with served() as s:
+        plain, more = [
+            await s.http.post("/v2/embed", json={"model": "looker", "inputs": [{"content": [one]}]})
+            for one in (part, {**part, "cache_control": {}})
+        ]
+    assert plain.status_code == more.status_code == 200
+    assert plain.json()["embeddings"] == more.json()["embeddings"]

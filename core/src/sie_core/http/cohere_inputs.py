@@ -178,7 +178,7 @@ def _mixed(value: Any, index: int, limits: Limits, pictures: Pictures) -> Item:
         if kind == "text":
             texts.append(text_of(part.get("text"), index, limits, "inputs"))
         elif kind == "image_url":
-            images.append(part)
+            images.append({name: part.get(name) for name in ("data", "url", "image_url")})
         else:
             raise InvalidInput(
                 f"a part must be of type text or image_url, not {shown(kind)}", index=index, param="inputs"
