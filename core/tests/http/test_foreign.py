@@ -163,6 +163,7 @@ async def test_what_changes_nothing_is_ignored(served: Start) -> None:
         ("/v1/rerank", {"top_n": 1, "top_k": 2}, "top_k"),
         ("/v1/rerank", {"top_k": 0}, "top_k"),
         ("/v1/rerank", {"raw_scores": "yes"}, "raw_scores"),
+        ("/v1/rerank", {"truncate": True, "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ("/v1/rerank", {"max_chunks_per_doc": 10}, "max_chunks_per_doc"),
         ("/v2/rerank", {"normalize": True}, "normalize"),
         ("/rerank", {"activation": "sigmoid"}, "activation"),

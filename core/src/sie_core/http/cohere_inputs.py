@@ -115,10 +115,8 @@ def _truncate(body: Mapping[Any, Any]) -> bool | None:
     """Whether to cut long documents. Whoever says how long they may be wants them cut: to what the model takes."""
     name, value = either(body, "truncate", "truncation")
     asked: bool | None = optional(value, bool, name, "true or false")
-    if asked is not None:
-        return asked
     limit = dimensions_of(body.get("max_tokens_per_doc"), "max_tokens_per_doc")
-    return None if limit is None else True
+    return asked if asked is not None or limit is None else True
 
 
 # --- embed -----------------------------------------------------------------------------------------
