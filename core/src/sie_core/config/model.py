@@ -170,8 +170,7 @@ class RequestsConfig:
     )
     model_ready_timeout_s: float | None = option(
         None,
-        help="Readiness time-out (s) of a caller that shares this worker; no request waits for a load or a wake longer "
-        "than half of it.",
+        help="Readiness time-out (s) of a caller that shares this worker; no request waits longer than half of it.",
         check=above(0, " s"),
     )
     deadline_s: float = option(

@@ -96,6 +96,7 @@ RULES: dict[type[BaseException], Rule] = {
     e.LoraLoading: _BUSY,
     e.QueueFull: Rule(503, openai_status=429, retry=True),
     e.ResourceExhausted: _BUSY,
+    e.ReserveOutdated: _BUSY,
     e.ShuttingDown: _BUSY,
     e.DeadlineExceeded: Rule(504, retry=True),
     e.ModelSourceNotFound: _LOAD_FAILED,

@@ -206,8 +206,8 @@ class Service:
 
         An adapter that can't tell, or not within seconds, is asked again in a minute at the earliest.
         """
-        await self._describer.ask([status for status in self._registry.statuses() if status.capabilities is None])
-        return self._registry.statuses()
+        await self._describer.ask([status for status in self.models() if status.capabilities is None])
+        return self.models()
 
     def models(self) -> list[ModelStatus]:
         """Every configured model, in the order of the configuration; without those that are leaving."""
