@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def server(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFa
 def ask(server: Any, texts: list[str], labels: list[str] | None, model: str = "finder") -> httpx.Response:
     params = {} if labels is None else {"labels": labels}
     body = {"items": [{"text": text} for text in texts], "params": params}
-    return httpx.post(f"{server.url}/v1/extract/{model}", content=json.dumps(body), timeout=120)
+    return httpx.post(f"{server.url}/v1/extract/{model}", json=body, timeout=120)
 
 
 def test_entities_come_with_their_places(server: Any) -> None:
