@@ -74,8 +74,16 @@ class _Lane:
             if self._running:
                 return
             self._running = True
-        # A daemon, because a hook that never returns must not keep the process alive.
-        threading.Thread(target=self._run, name=f"sie-hooks-{call.plugin}", daemon=True).start()
+        try:
+            # A daemon, because a hook that never returns must not keep the process alive.
+            threading.Thread(target=self._run, name=f"sie-hooks-{call.plugin}", daemon=True).start()
+        except RuntimeError as error:  # no thread can start: the server must not fail because of a plugin
+            with self._lock:
+                stranded, self._running = [*self._calls], False
+                self._calls.clear()
+            for each in stranded:
+                each.error = error
+                each.done.set()
 
     def _run(self) -> None:
         while True:

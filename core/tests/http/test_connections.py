@@ -177,6 +177,27 @@ async def test_idle_connections_lock_nobody_out(parsing: Any) -> None:
         assert (await s.embed()).status_code == 200
 
 
+async def test_an_idle_connection_goes_where_a_half_sent_one_has_to_stay(
+    parsing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F3: a sibling: a head that is half sent behind a request that runs kept newcomers out, whoever was idle."""
+    monkeypatch.setattr("sie_core.http.connections.is_local", lambda _: False)
+    async with parsing({"most": 12, "kept": 4}) as s, contextlib.AsyncExitStack() as stack:
+        await s.service.load("mini")
+        latch = FaultPoints.of("mini").hold("run")
+        _, writer = await stack.enter_async_context(connection(s))
+        writer.write(embed_request())
+        await until(lambda: s.registry.status("mini").leases == 1)
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        for _ in range(7):
+            reader, writer = await stack.enter_async_context(connection(s))
+            writer.write(GET)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        found = await talk(s, b"GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        latch.release()
+    assert found.startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize("peer", ["127.0.0.1", "192.0.2.7"])
 async def test_places_are_kept_for_loopback_and_health_checks(
     parsing: Any, peer: str, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +212,7 @@ async def test_places_are_kept_for_loopback_and_health_checks(
             writer.write(embed_request())
         await until(lambda: s.registry.status("mini").leases == 8)
         healthy = await talk(s, GET[:-2] + b"connection: close\r\n\r\n")
+        alike = await talk(s, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         status = await talk(s, b"GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         for _ in range(4):
             reader, writer = await stack.enter_async_context(connection(s))
@@ -198,6 +220,7 @@ async def test_places_are_kept_for_loopback_and_health_checks(
             await reader.readline()
         latch.release()
     assert healthy.startswith(b"HTTP/1.1 200 ")
+    assert alike.startswith(b"HTTP/1.1 200 ")
     assert status.startswith(b"HTTP/1.1 200 " if peer == "127.0.0.1" else b"HTTP/1.1 503 ")
     if peer != "127.0.0.1":
         assert error_of(status)["code"] == "QUEUE_FULL"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from installed import install_plugin
-from sie_core import ModelSpec, PluginConflict
+from sie_core import BatchRequest, EncodeOutput, ModelSpec, PluginConflict, ScoreOutput, SparseVector
 from sie_core.plugins import Plugins
+from sie_testing import FakeStreamEngine
 from website import MIB, Start
 
 PLUGIN = """
@@ -233,6 +234,33 @@ async def test_an_engine_that_breaks_its_contract_is_named(
         error = answer.json().get("error") or answer.json()["detail"]
         assert (answer.status_code, error["code"]) == (500, "INFERENCE_ERROR")
         assert f"{method} of the engine of model 'strange' (plugin 'oddly') {told}" in error["message"]
+
+
+LIST: Any = [1]
+TEXT: Any = "high"
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (EncodeOutput(1, sparse=SparseVector(LIST, LIST)), "answered item 0 of its batch with sparse of list"),
+        (ScoreOutput(1, TEXT), "the answer to encode of the engine of model 'embedder' (plugin 'testing') failed: "),
+    ],
+    ids=["lists", "a text"],
+)
+async def test_odd_answers_of_engines_with_turns_are_named(
+    served: Start, monkeypatch: pytest.MonkeyPatch, output: Any, told: str
+) -> None:
+    """C6, D7: a sibling: what could not even be looked at was an "internal error"."""
+
+    async def answer(self: FakeStreamEngine, request: BatchRequest) -> list[Any]:
+        return [output]
+
+    monkeypatch.setattr(FakeStreamEngine, "encode", answer)
+    async with served() as s:
+        found = await s.embed(model="embedder")
+    assert (found.status_code, found.json()["error"]["code"]) == (500, "INFERENCE_ERROR")
+    assert told in found.json()["error"]["message"]
 
 
 async def test_dimensions_that_were_asked_for_are_the_ones_that_count(served: Start, odd: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,29 @@ def named(plugins: Plugins) -> dict[str, object]:
 
 
 HOOKS = [("on_residency_changed", "event"), ("choose_victims", "candidates, needed")]
+
+
+async def test_hooks_are_left_out_while_no_thread_can_start(
+    served: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D2: a sibling: the transition whose event it was failed instead."""
+    source = BLOCKS.format(hook="on_residency_changed", arguments="event").replace("let_go.wait()", "pass")
+    name = install_plugin(tmp_path, monkeypatch, "sleepy", source)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("sie-hooks"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async with served(plugins=Plugins.load(strict=True)) as s:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            assert (await s.embed()).status_code == 200
+        assert "on_residency_changed of plugin 'sleepy' failed" in caplog.text
+        told = len(sys.modules[name].threads)
+        await s.registry.unload("mini")
+        assert len(sys.modules[name].threads) > told
 
 
 @pytest.mark.parametrize("blocking", HOOKS, indirect=True, ids=[hook for hook, _ in HOOKS])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,30 @@ def test_a_cancelled_request_is_not_run(play: Play, seed: int) -> None:
             await leaver
         assert made.ran == [["first"], ["stays"]]
         assert client.batcher.pending == 0
+
+    play(scene(), seed)
+
+
+@seeds
+def test_a_slow_request_goes_on_when_the_one_prepared_ahead_of_it_has_left(play: Play, seed: int) -> None:
+    """F6: a sibling: with another model at work meanwhile, it was not prepared before its deadline."""
+
+    async def scene() -> None:
+        loop, turn = asyncio.get_running_loop(), asyncio.Semaphore(0)  # another engine has the right to run
+        batcher = start(engine(run_s=1.0), decoder=VirtualWorker("decoder")).batcher
+
+        async def ask() -> None:
+            lease = SimpleNamespace(permit=turn)
+            await batcher.submit(request(*["x" * 10_000] * 64), deadline=loop.time() + 1000, lease=lease)
+
+        leaves = asyncio.create_task(ask())
+        await asyncio.sleep(1)
+        stays = asyncio.create_task(ask())
+        await asyncio.sleep(1)
+        leaves.cancel()
+        await settle()
+        turn.release()
+        await stays
 
     play(scene(), seed)
 

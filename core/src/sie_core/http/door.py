@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 
 from attrs import frozen
@@ -18,7 +19,7 @@ from sie_core.http.patrol import Patrol
 __all__ = ["ConnectionLimits", "Door", "Seat", "is_local", "only_health", "too_many"]
 
 _log = logging.getLogger(__name__)
-_HEALTH: Final = ("/healthz", "/readyz")
+_HEALTH: Final = ("/health", "/healthz", "/readyz")
 _RETRY_S: Final = 5.0
 _WARN_EVERY_S: Final = 60.0
 
@@ -76,8 +77,11 @@ class Door:
         if len(connections) < limits.most - limits.kept:
             return True
         self._warn()
-        # Those who leave are taken out at once.
-        _ = self.lingering.hurry() or self.heads.hurry() or _end_idle(connections)
+        before = len(connections)
+        for make_room in (self.lingering.hurry, self.heads.hurry, partial(_end_idle, connections)):
+            make_room()
+            if len(connections) < before:  # Those who leave are taken out at once; not all who are hurried leave.
+                break
         if len(connections) >= limits.most:
             return False
         return True if local or len(connections) < limits.most - limits.kept else None
@@ -93,12 +97,11 @@ class Door:
             )
 
 
-def _end_idle(connections: Collection[object]) -> bool:
-    """Close the connection that has waited longest for another request; False: all of them are busy."""
+def _end_idle(connections: Collection[object]) -> None:
+    """Close the connection that has waited longest for another request, if any does."""
     idle = [one for one in connections if isinstance(one, Seat) and one.is_idle]
     if idle:
         min(idle, key=lambda one: one.quiet_since).leave()
-    return bool(idle)
 
 
 def is_local(peer: Any) -> bool:

@@ -186,9 +186,8 @@ def render(error: BaseException, dialect: Dialect, *, operator: bool = False) ->
         rule = rule_for(type(error)) or _INTERNAL
     message = _opaque(error) if rule.opaque else _message(error, operator=operator)
     if isinstance(error, e.InferenceError) and error.__cause__ is not None:
-        _log.error(
-            "%s", error.message, exc_info=error.__cause__
-        )  # What an engine raised would be seen by its client only.
+        # What an engine raised would be seen by its client only.
+        _log.error("%s", error.message, exc_info=error.__cause__)
     detail = {"code": rule.code or getattr(error, "code", "INTERNAL_ERROR"), "message": message, **_details(error)}
     if operator and isinstance(error, e.SieError) and error.details and not rule.opaque:
         detail["details"] = error.details

@@ -37,14 +37,12 @@ class Patrol:
         """Stop counting. No harm for one that was called already."""
         self._since.pop(guest, None)
 
-    def hurry(self) -> bool:
-        """Call the guest that has stayed longest now; False: there is none."""
+    def hurry(self) -> None:
+        """Call the guest that has stayed longest now, if there is one."""
         guest = next(iter(self._since), None)
-        if guest is None:
-            return False
-        del self._since[guest]
-        guest()
-        return True
+        if guest is not None:
+            del self._since[guest]
+            guest()
 
     def _round(self) -> None:
         loop = self._loop

@@ -80,6 +80,8 @@ def _vectors(output: EncodeOutput, wanted: int | None, dims: Any) -> str | None:
         if not isinstance(output.sparse, SparseVector):
             return f"sparse of type {type(output.sparse).__name__}: it must be a SparseVector"
         indices, values = output.sparse.indices, output.sparse.values
+        if not (isinstance(indices, np.ndarray) and isinstance(values, np.ndarray)):
+            return f"sparse of {type(indices).__name__} and {type(values).__name__}: they must be arrays"
         if indices.dtype != _INT32 or values.dtype != _FLOAT32:
             return f"sparse of dtypes {indices.dtype} and {values.dtype}: they must be int32 and float32"
         if indices.shape != values.shape or indices.ndim != 1:

@@ -92,7 +92,10 @@ async def answer(
         if not limit.expired():
             raise
         raise DeadlineExceeded(f"the request's deadline passed while it {where}") from None
-    await _check(outputs, request, engine, whose(lease.worker))
+    try:
+        await _check(outputs, request, engine, whose(lease.worker))
+    except Exception as error:  # such as what a field of an output holds can't be looked at
+        raise translate(error, f"the answer to {request.task.value} of {whose(lease.worker)}")  # noqa: B904 - as above
     return outputs
 
 

@@ -259,6 +259,7 @@ class Batcher:
             enough = len(window) >= self._intake.chunk and self._side_thread() is not None
             chunks = [] if enough else self._intake.take(self._run_items)
             if not window and not chunks:
+                self._go_on()  # requests may have left for whose items others were not prepared
                 return None
             sizing = self.cost.sizing(self._budget(), pads=self.engine.pads)
             if chunks:
