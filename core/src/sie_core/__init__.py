@@ -35,7 +35,7 @@ _ROOMS = {
     "sie_core.memory.host": "HostMemory",
     "sie_core.sources": "locate parse_source",
     "sie_core.types": (
-        "BatchRequest Capabilities Classification Decision DetectedObject EncodeOutput Entity ExtractOutput "
+        "BatchRequest Capabilities Cause Classification Decision DetectedObject EncodeOutput Entity ExtractOutput "
         "GenerateRequest Item ModelSpec Output Relation RequestParams Residency ResidencyChanged ScoreOutput Source "
         "SparseVector Task WakeCheck"
     ),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
     from sie_core.config import TelemetryConfig
+    from sie_core.types import Cause
 
 __all__ = ["Measured", "set_up"]
 
@@ -35,7 +36,6 @@ _TRANSITION = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120
 _LOAD = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_MAX_REASONS = 32
 _MODEL = "sie.worker.model."
 _TRACEPARENT = (b"traceparent", b"tracestate")
 
@@ -121,7 +121,6 @@ class Measured(Telemetry):
         self.tracing = tracers is not None
         self._render = render
         self._routes = RouteAttributes()
-        self._reasons: set[str] = set()
         self._propagator = TraceContextTextMapPropagator()
         meter = meters.get_meter("sie", __version__)
         self._make_instruments(meter)
@@ -158,14 +157,8 @@ class Measured(Telemetry):
     def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None:
         self._load.record(seconds, {"model": model, "outcome": outcome})
 
-    def evicted(self, model: str, reason: str) -> None:
-        # Not for whom: names of models would multiply the series, and the decision ring has them.
-        kind = reason.partition(" for ")[0]
-        if kind not in self._reasons:
-            if len(self._reasons) >= _MAX_REASONS:
-                kind = "other"
-            self._reasons.add(kind)
-        self._evictions.add(1, {"model": model, "reason": kind})
+    def evicted(self, model: str, cause: Cause) -> None:
+        self._evictions.add(1, {"model": model, "reason": cause.value})
 
     def parked(self, model: str, seconds: float, *, outcome: str) -> None:
         self._park.record(seconds, {"model": model, "outcome": outcome})

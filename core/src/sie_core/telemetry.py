@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from sie_core.config import TelemetryConfig
+    from sie_core.types import Cause
 
 __all__ = ["ModelMeter", "Telemetry", "Watched"]
 
@@ -139,8 +140,8 @@ class Telemetry:
     def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None:
         """A load ended. ``outcome``: ``ok``, or the class of its error."""
 
-    def evicted(self, model: str, reason: str) -> None:
-        """A model lost its engine, or went to host memory."""
+    def evicted(self, model: str, cause: Cause) -> None:
+        """A model lost its engine, or went to host memory, though no operator asked for it."""
 
     def parked(self, model: str, seconds: float, *, outcome: str) -> None:
         """A park ended."""

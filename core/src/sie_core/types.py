@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchRequest",
     "Capabilities",
+    "Cause",
     "Classification",
     "Decision",
     "DetectedObject",
@@ -52,6 +53,47 @@ class Residency(enum.StrEnum):
     UNLOADING = "unloading"
     FAILED = "failed"
     QUARANTINED = "quarantined"
+
+
+class Cause(enum.StrEnum):
+    """Why a model leaves its device or the host tier. Metrics have these values as the reasons of evictions."""
+
+    ROOM_FOR_ANOTHER = "room_for_another"
+    """Another model, or a LoRA adapter of one, needs the room."""
+    LOAD_OOM = "load_oom"
+    """Another model ran out of memory while it was loaded or woken, against the book."""
+    RUN_OOM = "run_oom"
+    """A resident model ran out of memory at work."""
+    MEMORY_PRESSURE = "memory_pressure"
+    """Other processes took the device's memory."""
+    IDLE = "idle"
+    DISPLACED = "displaced"
+    """Pinned models hold the device on which it was parked: it is loaded elsewhere."""
+    TIER_FULL = "tier_full"
+    """Its place in the host tier went to another copy."""
+    HOST_SHORT = "host_short"
+    """Less of the host's memory is available than promised."""
+    HOST_WAITS = "host_waits"
+    """Tasks on the host wait for memory."""
+    WAKE_FAILED = "wake_failed"
+    ENGINE_DIED = "engine_died"
+    OVERRAN = "overran"
+    """A call into its engine did not return in time."""
+    INTERRUPTED = "interrupted"
+    """A transition was torn from outside."""
+    LOAD_FAILED = "load_failed"
+    """Its engine never became resident."""
+    REQUESTED = "requested"
+    CONFIG_CHANGED = "config_changed"
+    SHUTDOWN = "shutdown"
+
+    @property
+    def evicts(self) -> bool:
+        """Whether a model that leaves for this cause was evicted: operators and failed loads evict nothing."""
+        return self not in _NO_EVICTION
+
+
+_NO_EVICTION = frozenset({Cause.LOAD_FAILED, Cause.REQUESTED, Cause.CONFIG_CHANGED, Cause.SHUTDOWN})
 
 
 class Task(enum.StrEnum):
@@ -279,7 +321,10 @@ Output: TypeAlias = EncodeOutput | ScoreOutput | ExtractOutput
 
 @frozen
 class ResidencyChanged:
-    """A model went from one residency to another. ``at`` is a wall-clock time (seconds since 1970)."""
+    """A model went from one residency to another. ``at`` is a wall-clock time (seconds since 1970).
+
+    ``reason`` is for people; ``cause`` is set where the model leaves its device or the host tier.
+    """
 
     model: str
     before: Residency
@@ -287,11 +332,15 @@ class ResidencyChanged:
     reason: str
     epoch: int
     at: float
+    cause: Cause | None = None
 
 
 @frozen
 class Decision:
-    """Why something was evicted, refused or dropped: one entry of the decision ring. Sizes in bytes."""
+    """Why something was evicted, refused or dropped: one entry of the decision ring. Sizes in bytes.
+
+    ``reason`` is for people; ``cause`` is set where a model leaves its device or the host tier.
+    """
 
     at: float
     model: str
@@ -301,3 +350,4 @@ class Decision:
     promised_bytes: int = 0
     freed_bytes: int = 0
     victims: tuple[str, ...] = ()
+    cause: Cause | None = None

@@ -176,7 +176,7 @@ async def test_decisions(served: Start) -> None:
     assert bad.status_code == 400
     for one in every:
         assert one.keys() == {
-            *("at", "model", "action", "reason", "needed_bytes", "promised_bytes", "freed_bytes", "victims")
+            *("at", "model", "action", "reason", "cause", "needed_bytes", "promised_bytes", "freed_bytes", "victims")
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from sie_core import Decision, ModelSpec, Residency
+from sie_core import Cause, Decision, ModelSpec, Residency
 from sie_core.memory.ledger import AccountState
 from sie_core.residency import HostTierStatus, ModelStatus
 from sie_core.serving.explain import Explanation, Facts, explain
@@ -22,11 +22,21 @@ def status(residency: Residency = Residency.UNLOADED, **fields: object) -> Model
     return attrs.evolve(plain, **fields)
 
 
-def decided(action: str, reason: str, model: str = "a", **fields: int | tuple[str, ...]) -> Decision:
-    return Decision(at=1000.0, model=model, action=action, reason=reason, **fields)  # type: ignore[arg-type]
+def decided(
+    action: str, reason: str, model: str = "a", cause: Cause | None = None, **fields: int | tuple[str, ...]
+) -> Decision:
+    return Decision(at=1000.0, model=model, action=action, reason=reason, cause=cause, **fields)  # type: ignore[arg-type]
 
 
-ROOM = decided("evict", "room for another model", "b", needed_bytes=46 * MIB, promised_bytes=87 * MIB, victims=("a",))
+ROOM = decided(
+    "evict",
+    "room for another model",
+    "b",
+    Cause.ROOM_FOR_ANOTHER,
+    needed_bytes=46 * MIB,
+    promised_bytes=87 * MIB,
+    victims=("a",),
+)
 
 
 def told(
@@ -44,7 +54,7 @@ def told(
 
 
 def test_a_model_that_made_room_by_parking() -> None:
-    gone = decided("park", "memory pressure", promised_bytes=87 * MIB, freed_bytes=87 * MIB)
+    gone = decided("park", "room for b", cause=Cause.ROOM_FOR_ANOTHER, promised_bytes=87 * MIB, freed_bytes=87 * MIB)
     found = told(ROOM, gone, model=status(Residency.PARKED, host_bytes=87 * MIB))
     assert found.sentences == (
         "a is parked and charged 87.0 MiB of host memory.",
@@ -60,7 +70,11 @@ def test_a_model_that_made_room_by_parking() -> None:
 
 def test_one_that_was_unloaded_rather_than_parked_says_what_stood_in_the_way() -> None:
     no = decided("not parked", "quantized weights")
-    found = told(ROOM, no, decided("unload", "memory pressure", promised_bytes=87 * MIB, freed_bytes=30 * MIB))
+    found = told(
+        ROOM,
+        no,
+        decided("unload", "room for b", cause=Cause.ROOM_FOR_ANOTHER, promised_bytes=87 * MIB, freed_bytes=30 * MIB),
+    )
     assert "It was unloaded rather than parked: quantized weights." in found.sentences
     assert found.sentences[-1].endswith("That is less than it was charged for.")
     assert found.keep[-1] == "to be parked, what stood in the way has to go: quantized weights"
@@ -68,7 +82,7 @@ def test_one_that_was_unloaded_rather_than_parked_says_what_stood_in_the_way() -
 
 
 def test_without_a_host_tier_one_would_have_helped() -> None:
-    found = told(ROOM, decided("unload", "memory pressure"), budget=0)
+    found = told(ROOM, decided("unload", "room for b", cause=Cause.ROOM_FOR_ANOTHER), budget=0)
     assert any("memory.host_cache_bytes" in line for line in found.keep)
     assert found.why_not_parked == "there is no host tier (memory.host_cache_bytes)"
 
@@ -76,36 +90,43 @@ def test_without_a_host_tier_one_would_have_helped() -> None:
 def test_host_offload_false_is_named() -> None:
     model = status(spec=ModelSpec(name="a", adapter="fake", host_offload=False))
     no = decided("not parked", "its configuration says host_offload: false")
-    found = told(ROOM, no, decided("unload", "memory pressure"), model=model)
+    found = told(ROOM, no, decided("unload", "room for b", cause=Cause.ROOM_FOR_ANOTHER), model=model)
     assert any(line.startswith("host_offload: true") for line in found.keep)
 
 
 def test_an_idle_time_out_names_its_length() -> None:
     model = status(Residency.PARKED, spec=ModelSpec(name="a", adapter="fake", idle_evict_s=30.0))
-    found = told(decided("park", "idle time-out"), model=model)
+    found = told(decided("park", "idle time-out", cause=Cause.IDLE), model=model)
     assert found.keep == ("a longer idle_evict_s (it is 30 s), or none",)
 
 
 def test_a_dropped_copy_names_the_budget_that_would_have_held_it() -> None:
-    parked = decided("park", "memory pressure", promised_bytes=87 * MIB, freed_bytes=87 * MIB)
-    full = decided("drop", "the host tier is full", promised_bytes=87 * MIB, freed_bytes=87 * MIB)
+    parked = decided("park", "room for b", cause=Cause.ROOM_FOR_ANOTHER, promised_bytes=87 * MIB, freed_bytes=87 * MIB)
+    full = decided(
+        "drop", "the host tier is full", cause=Cause.TIER_FULL, promised_bytes=87 * MIB, freed_bytes=87 * MIB
+    )
     found = told(ROOM, parked, full, budget=200 * MIB)
     assert found.departure is not None
     assert (found.departure.how, found.departure.for_model) == ("dropped", None)
     assert found.keep == ("a memory.host_cache_bytes of 287.0 MiB instead of 200.0 MiB",)
 
 
-@pytest.mark.parametrize(
-    "reason", ["the host runs short of memory", "tasks on the host wait for memory (40% of the time)"]
-)
-def test_a_host_that_ran_short_is_named(reason: str) -> None:
-    found = told(decided("park", "park requested"), decided("drop", reason))
+@pytest.mark.parametrize("cause", [Cause.HOST_SHORT, Cause.HOST_WAITS])
+def test_a_host_that_ran_short_is_named(cause: Cause) -> None:
+    """A13: sentences were compared; the cause is data, and the words may be any."""
+    found = told(decided("park", "park requested", cause=Cause.REQUESTED), decided("drop", "any words", cause=cause))
     assert found.keep and "memory.host_floor" in found.keep[0]
 
 
 def test_other_programs_that_took_the_device() -> None:
-    took = decided("evict", "other processes took cuda:0", needed_bytes=MIB, promised_bytes=87 * MIB)
-    found = told(took, decided("park", "memory pressure from other processes"), model=status(Residency.PARKED))
+    took = decided(
+        "evict", "other processes took cuda:0", cause=Cause.MEMORY_PRESSURE, needed_bytes=MIB, promised_bytes=87 * MIB
+    )
+    found = told(
+        took,
+        decided("park", "memory pressure from other processes", cause=Cause.MEMORY_PRESSURE),
+        model=status(Residency.PARKED),
+    )
     assert "It was parked: other processes took cuda:0." in found.sentences
     assert "memory.device_reserve" in found.keep[0]
 
@@ -118,16 +139,23 @@ def test_what_was_asked_for_needs_no_advice(reason: str) -> None:
 
 
 def test_only_the_last_departure_counts() -> None:
-    first = decided("unload", "memory pressure")
-    found = told(ROOM, first, decided("unload", "unload requested"))
+    first = decided("unload", "room for b", cause=Cause.ROOM_FOR_ANOTHER)
+    found = told(ROOM, first, decided("unload", "unload requested", cause=Cause.REQUESTED))
     assert found.departure is not None
     assert (found.departure.reason, found.departure.for_model) == ("unload requested", None)
 
 
+def test_an_eviction_that_was_called_off_is_not_why_it_left() -> None:
+    """A13: a model that was let off and left for another cause later was said to have made room."""
+    found = told(ROOM, decided("park", "idle time-out", cause=Cause.IDLE))
+    assert found.departure is not None
+    assert (found.departure.cause, found.departure.for_model) == (Cause.IDLE, None)
+
+
 def test_a_plan_of_the_models_own_is_not_why_it_left() -> None:
     # "a" evicted "b" when it was loaded; later it left for another reason.
-    mine = decided("evict", "room for another model", needed_bytes=MIB, victims=("b",))
-    found = told(mine, decided("unload", "unload requested"))
+    mine = decided("evict", "room for another model", cause=Cause.ROOM_FOR_ANOTHER, needed_bytes=MIB, victims=("b",))
+    found = told(mine, decided("unload", "unload requested", cause=Cause.REQUESTED))
     assert found.departure is not None
     assert (found.departure.reason, found.departure.needed_bytes) == ("unload requested", 0)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import asdict
 
-from sie_core.types import Decision, Residency
+from sie_core.types import Cause, Decision, Residency
 
 if TYPE_CHECKING:
     from sie_core.http.endpoint import Site
@@ -131,7 +131,7 @@ def explanation(one: Explanation) -> dict[str, Any]:
         "model": one.model,
         "residency": one.residency.value,
         "explanation": list(one.sentences),
-        "departure": None if left is None else asdict(left),
+        "departure": None if left is None else {**asdict(left), "cause": _value(left.cause)},
         "would_have_kept_it": list(one.keep),
         "parks": one.parks,
         "why_not_parked": one.why_not_parked,
@@ -146,11 +146,16 @@ def decision(one: Decision) -> dict[str, Any]:
         "model": one.model,
         "action": one.action,
         "reason": one.reason,
+        "cause": _value(one.cause),
         "needed_bytes": one.needed_bytes,
         "promised_bytes": one.promised_bytes,
         "freed_bytes": one.freed_bytes,
         "victims": list(one.victims),
     }
+
+
+def _value(cause: Cause | None) -> str | None:
+    return None if cause is None else cause.value
 
 
 def _failure(failure: LoadFailure | None, operator: bool) -> dict[str, Any] | None:

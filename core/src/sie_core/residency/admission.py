@@ -18,6 +18,7 @@ from sie_core.residency.choosing import Choosing, all_ways
 from sie_core.residency.fence import leaving
 from sie_core.residency.placement import Placement, as_it_stands, grant_for, places, regrant
 from sie_core.residency.plans import Needer, Placed, Plan
+from sie_core.residency.reasons import Why
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
 from sie_core.residency.victims import Victims
@@ -42,7 +43,7 @@ class Admission:
         self._poll: asyncio.TimerHandle | None = None
         self.drain: Callable[[Record, Drain], None]
         self.undrain: Callable[[Record, str], None]
-        self.evict: Callable[[Record, str], None]
+        self.evict: Callable[[Record, Why], None]
         self.recheck: Callable[[], None]
         self.victims = Victims(roster)
         self._choosing = Choosing(roster, self.victims)
@@ -149,7 +150,7 @@ class Admission:
         for name in plan.victims:
             victim = self._roster.records.get(name)
             if victim is not None and victim.state in (Residency.DRAINING, Residency.PARKED):
-                self.evict(victim, "memory pressure")
+                self.evict(victim, plan.why)
             elif victim is None or victim.state not in (Residency.UNLOADING, Residency.QUARANTINED):
                 plan.owing.discard(name)  # gone on its own; one that is still going says so when it is gone
         self.request_pump()
@@ -390,7 +391,7 @@ class Admission:
         if not victims:
             ledger, name = roster.ledger, record.name
             if needer.purpose == "engine" and (ledger.relies_on_unpaid(name) or any(ledger.lien(name).values())):
-                needer.plan = Plan(placed, (), set(), set(), tuple(needs), tuple(place.staging))
+                needer.plan = Plan(placed, needer.why, (), set(), set(), tuple(needs), tuple(place.staging))
                 record.blocked = "waits for memory that another model of its pool is about to get"
             else:
                 self._grant(needer, placed)
@@ -399,14 +400,16 @@ class Admission:
             record.name,
             "evict",
             needer.cause.message if needer.cause is not None else "room for another model",
+            needer.why.cause,
             needed=needed,
             promised=sum(sum(roster.ledger.freed_by(name).values()) for name in victims),
             victims=victims,
         )
-        needer.plan = plan = Plan(placed, victims, set(victims), set(victims), tuple(needs), tuple(place.staging))
+        staging = tuple(place.staging)
+        needer.plan = plan = Plan(placed, needer.why, victims, set(victims), set(victims), tuple(needs), staging)
         record.blocked = f"waits for {', '.join(victims)} to leave"
         for name in victims:
-            self.drain(roster.records[name], Drain(f"room for {record.name}", plan))
+            self.drain(roster.records[name], Drain(plan.why, plan))
 
     def _enter(self, needer: Needer, needs: Sequence[Need], staging: Sequence[Need], victims: tuple[str, ...]) -> None:
         ledger, name = self._roster.ledger, needer.record.name

@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from sie_core.errors import MissingAdapter
 from sie_core.residency.failures import classify
 from sie_core.residency.lifecycle import Lifecycle
+from sie_core.residency.reasons import CONFIG_CHANGED, Why
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import Roster
-from sie_core.types import ModelSpec, Residency
+from sie_core.types import Cause, ModelSpec, Residency
 
 __all__ = ["Changes"]
 
 _R = Residency
+_REMOVED = Why(Cause.CONFIG_CHANGED, "removed from the configuration")
 
 
 class Changes:
@@ -28,7 +30,7 @@ class Changes:
         wanted = {spec.name: spec for spec in specs}
         for name, known in list(self._roster.records.items()):
             if name not in wanted:
-                self._retire(known, "removed from the configuration", removed=True)
+                self._retire(known, _REMOVED, removed=True)
         for name, spec in wanted.items():
             record = self._roster.records.get(name)
             if record is None:
@@ -44,7 +46,7 @@ class Changes:
                 record.failure, record.attempts, record.deaths = None, 0, 0
                 record.last_crash = None
                 record.reserve = record.capabilities = None
-                self._retire(record, "configuration changed")
+                self._retire(record, CONFIG_CHANGED)
                 self._check_adapter(record)
             else:
                 record.configure(spec)
@@ -60,17 +62,17 @@ class Changes:
             self._roster.set(record, _R.QUEUED, "configured")
             self._roster.set(record, _R.FAILED, "its adapter is missing")
 
-    def _retire(self, record: Record, reason: str, *, removed: bool = False) -> None:
+    def _retire(self, record: Record, why: Why, *, removed: bool = False) -> None:
         record.removed = removed
         if record.state in (_R.UNLOADED, _R.FAILED):
             if record.state is _R.FAILED:
-                self._roster.set(record, _R.UNLOADED, reason)
+                self._roster.set(record, _R.UNLOADED, why.words, why.cause)
             self._life.settle(record)
             return
-        record.retire = reason
+        record.retire = why
         if record.state is _R.PARKED:
-            self._life.drains.unload_parked(record, reason)
+            self._life.drains.unload_parked(record, why)
         elif record.state is _R.RESIDENT:
-            self._life.drains.begin(record, Drain(reason, force=True))
+            self._life.drains.begin(record, Drain(why, force=True))
         elif record.state in (_R.QUEUED, _R.LOADING, _R.WAKING):
-            self._life.cancel(record, reason)
+            self._life.cancel(record, why.words)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sie_core.errors import DeadlineExceeded, ResourceExhausted, ShuttingDown
 from sie_core.residency.fence import launch_beside
+from sie_core.residency.reasons import Why
 from sie_core.residency.record import Drain, Record, Seat
 from sie_core.types import Residency
 
@@ -34,7 +35,7 @@ class Drains:
             return
         self._take_over(record, drain)
         if record.state is not _R.PARKED:  # a parked engine that is to go has nobody to drain
-            roster.set(record, _R.DRAINING, drain.reason)
+            roster.set(record, _R.DRAINING, drain.why.words, drain.why.cause)
         record.drain = drain
         if record.leases == 0:
             self._drained(record)
@@ -63,9 +64,9 @@ class Drains:
         elif launch_beside(self._life.roster, record) is not None:
             self.look_again(record)
         elif drain.park:
-            self._life.evict(record, drain.reason)
+            self._life.evict(record, drain.why)
         else:
-            self._life.unload(record, drain.reason)
+            self._life.unload(record, drain.why)
 
     # --- beside a launch ---------------------------------------------------------------------------
 
@@ -81,14 +82,14 @@ class Drains:
         if drain.plan is None or held is None:
             record.held = None
         elif not held.park:  # a plan would only park it
-            record.held, record.retire = None, held.reason
+            record.held, record.retire = None, held.why
 
-    def unload_parked(self, record: Record, reason: str) -> None:
+    def unload_parked(self, record: Record, why: Why) -> None:
         """Unload a parked engine; what it has kept of a device on which another one is launched stays until then."""
         if launch_beside(self._life.roster, record) is None:
-            self._life.unload(record, reason)
+            self._life.unload(record, why)
         else:
-            record.retire = reason
+            record.retire = why
             self.look_again(record)
 
     def look_again(self, record: Record) -> None:
@@ -121,7 +122,7 @@ class Drains:
             record.exempt_until = self._life.roster.now() + self._life.roster.settings.drain_exempt_s
             self._life.admission.refused(record, drain.plan, reason)
         elif drain.force and record.seat is not None:
-            unloaded = f"model {record.name!r} was unloaded: {drain.reason}"
+            unloaded = f"model {record.name!r} was unloaded: {drain.why.words}"
             closing = self._life.roster.closing
             record.seat.lose(ShuttingDown(unloaded) if closing else ResourceExhausted(unloaded))
             self._drained(record)

@@ -34,17 +34,18 @@ from sie_core.residency.idle import IdleTimers
 from sie_core.residency.loading import Loading
 from sie_core.residency.loras import Loras
 from sie_core.residency.parking import Parking
-from sie_core.residency.reasons import UNLOAD_REQUESTED
+from sie_core.residency.reasons import CONFIG_CHANGED, Why, died
 from sie_core.residency.record import Drain, Lease, Record, Seat
 from sie_core.residency.roster import HOST, Roster, consume, log
 from sie_core.residency.tier import HostTier
 from sie_core.residency.worker import EngineWorker
-from sie_core.types import Residency
+from sie_core.types import Cause, Residency
 from sie_core.units import format_bytes
 
 __all__ = ["Lifecycle"]
 
 _R = Residency
+_INTERRUPTED = Why(Cause.INTERRUPTED, "its transition was interrupted")
 
 
 class Lifecycle:
@@ -90,25 +91,25 @@ class Lifecycle:
             record.started_at = self.roster.now()
             self._start(record, self.parking.wake(record))
 
-    def evict(self, record: Record, reason: str) -> None:
+    def evict(self, record: Record, why: Why) -> None:
         """Take a drained model off its device: park it if that is possible, else unload it."""
         why_not = self.parking.why_not(record) if record.state is _R.DRAINING else "it is parked"
         if why_not is None:
             self.drains.end(record)
-            self.roster.set(record, _R.PARKING, reason)
-            self._start(record, self.parking.park(record, reason))
+            self.roster.set(record, _R.PARKING, why.words, why.cause)
+            self._start(record, self.parking.park(record, why))
         else:
             if self.parking.tier.on and record.state is _R.DRAINING:
                 self.roster.decide(record.name, "not parked", why_not)
-            self.unload(record, reason)
+            self.unload(record, why)
 
-    def unload(self, record: Record, reason: str) -> None:
+    def unload(self, record: Record, why: Why) -> None:
         """Destroy the engine of a drained, parked or dead model."""
         self.drains.end(record)
         record.held = None
-        self.admission.withdraw(record, TransitionCancelled(reason))  # what it wanted beyond its load
-        self.roster.set(record, _R.UNLOADING, reason)
-        self._start(record, self._unload(record, reason))
+        self.admission.withdraw(record, TransitionCancelled(why.words))  # what it wanted beyond its load
+        self.roster.set(record, _R.UNLOADING, why.words, why.cause)
+        self._start(record, self._unload(record, why))
 
     def cancel(self, record: Record, reason: str) -> None:
         """Call off a load or wake: at once while it waits for memory, else at its next look at ``cancelled``."""
@@ -138,9 +139,10 @@ class Lifecycle:
             record.ctx.cancelled.set()
         worker = record.worker if record.seat is None else record.seat.worker
         if worker is not None and worker.stuck is not None:
-            self.quarantine(record, worker)
+            load = Why(Cause.LOAD_FAILED, _INTERRUPTED.words)
+            self.quarantine(record, worker, load if record.seat is None else _INTERRUPTED)
         elif record.seat is not None:
-            self.unload(record, "its transition was interrupted")
+            self.unload(record, _INTERRUPTED)
         else:
             self.loading.give_up_quietly(record, "its load was interrupted")
 
@@ -219,18 +221,18 @@ class Lifecycle:
         except Exception:
             log.exception("%s: closing the engine failed", record.name)
 
-    def quarantine(self, record: Record, worker: EngineWorker) -> None:
-        """A call can't be killed: its claims stay booked until it returns."""
+    def quarantine(self, record: Record, worker: EngineWorker, why: Why) -> None:
+        """A call can't be killed: its claims stay booked until it returns. ``why``: what the model leaves for then."""
         self.admission.withdraw(record, TransitionCancelled("a call into its engine does not return"))
         if record.ctx is not None:
             record.ctx.cancelled.set()
-        self.roster.set(record, _R.QUARANTINED, "a hook overran its deadline")
+        self.roster.set(record, _R.QUARANTINED, "a hook overran its deadline", why.cause)
         stuck = f"model {record.name!r} could not be parked: a call into its engine does not return"
         self.answer_park(record, ResourceExhausted(stuck))  # nobody knows when the call returns, if it does
-        self._start(record, self._await_stuck(record, worker))
+        self._start(record, self._await_stuck(record, worker, why))
         self.admission.request_pump()
 
-    async def _await_stuck(self, record: Record, worker: EngineWorker) -> None:
+    async def _await_stuck(self, record: Record, worker: EngineWorker, why: Why) -> None:
         stuck = worker.stuck
         outcome: Any = None
         if stuck is not None:
@@ -241,11 +243,11 @@ class Lifecycle:
             closing = worker.submit(engine.close, self.context(record, self.roster.settings.close_timeout_s))
             await asyncio.wait({closing})
             consume(closing)
-        self._finish_unload(record, worker, {}, "the overdue call returned")
+        self._finish_unload(record, worker, {}, Why(why.cause, "the overdue call returned"))
 
     # --- unload ------------------------------------------------------------------------------------
 
-    async def _unload(self, record: Record, reason: str) -> None:
+    async def _unload(self, record: Record, why: Why) -> None:
         seat = record.seat
         assert seat is not None
         before = self.roster.used(record.devices)
@@ -254,22 +256,20 @@ class Lifecycle:
                 await self.close_engine(record, seat)
         except HookTimeout as error:
             log.error("%s: %s", record.name, error.message)
-            self.quarantine(record, seat.worker)
+            self.quarantine(record, seat.worker, why)
             return
-        self._finish_unload(record, seat.worker, before, reason)
+        self._finish_unload(record, seat.worker, before, why)
 
-    def _finish_unload(self, record: Record, worker: EngineWorker, before: Mapping[str, int], reason: str) -> None:
+    def _finish_unload(self, record: Record, worker: EngineWorker, before: Mapping[str, int], why: Why) -> None:
         roster = self.roster
         promised = sum(nbytes for account, nbytes in roster.ledger.holding(record.name).items() if account != HOST)
         was_parked = bool(record.retained)
         dropped = self.parking.tier.forget(record.name)
         freed = roster.give_back(record, before)
         if dropped and was_parked:
-            roster.decide(record.name, "drop", reason, promised=promised + dropped, freed=freed + dropped)
+            roster.departed(record.name, "drop", why, promised=promised + dropped, freed=freed + dropped)
         else:
-            roster.decide(record.name, "unload", reason, promised=promised, freed=freed)
-        if roster.observer is not None:
-            roster.observer.evicted(record.name, reason)
+            roster.departed(record.name, "unload", why, promised=promised, freed=freed)
         worker.close()
         record.seat = record.worker = record.ctx = record.task = None
         record.retained, record.figures = {}, {}
@@ -277,7 +277,7 @@ class Lifecycle:
         if record.crash is not None and record.deaths > 1:
             record.failure = crashed(*record.crash, deaths=record.deaths, now=roster.now())
         after = _R.FAILED if record.failure is not None else _R.UNLOADED
-        roster.set(record, after, reason)
+        roster.set(record, after, why.words, why.cause)
         asked = bool(record.unload_waiters or record.park_waiters) or record.removed or roster.closing
         self.admission.gone(record)
         self.settle(record)
@@ -299,10 +299,10 @@ class Lifecycle:
     def _settle_resident(self, record: Record) -> None:
         assert record.seat is not None
         if record.seat.dead is not None:
-            self.unload(record, f"the engine died: {record.seat.dead}")
+            self.unload(record, died(record.seat.dead))
         elif record.retire is not None:
-            reason, record.retire = record.retire, None
-            self.drains.begin(record, Drain(reason, force=reason != UNLOAD_REQUESTED))
+            why, record.retire = record.retire, None
+            self.drains.begin(record, Drain(why, force=why.cause is not Cause.REQUESTED))
         else:
             self._serve(record)
 
@@ -310,9 +310,9 @@ class Lifecycle:
         assert record.seat is not None
         self.answer_park(record, None)
         if record.seat.dead is not None:
-            self.unload(record, f"the engine died: {record.seat.dead}")
+            self.unload(record, died(record.seat.dead))
         elif self.unwanted(record, epoch):
-            self.drains.unload_parked(record, record.retire or "configuration changed")
+            self.drains.unload_parked(record, record.retire or CONFIG_CHANGED)
         elif record.tickets:
             self.want(record)
 
@@ -376,12 +376,12 @@ class Lifecycle:
             in_a_row = record.deaths = record.deaths + 1 if soon or record.state is _R.LOADING else 1
             record.crash = reason, details
         record.last_crash = crashed(reason, details, deaths=in_a_row, now=now)
-        died = f"the engine of model {record.name!r} died"
-        seat.lose(EngineDied(f"{died}: {reason}").explained(details).guarded(died))
+        gone = f"the engine of model {record.name!r} died"
+        seat.lose(EngineDied(f"{gone}: {reason}").explained(details).guarded(gone))
         if record.state not in (_R.RESIDENT, _R.DRAINING, _R.PARKED):
             return
         plan = record.drain.plan if record.drain is not None else None
-        self.unload(record, f"the engine died: {reason}")
+        self.unload(record, died(reason))
         if plan is not None:
             self.admission.drained(record, plan)
 

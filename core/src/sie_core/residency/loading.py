@@ -21,10 +21,11 @@ from sie_core.residency.events import Events
 from sie_core.residency.failures import classify, unexpected
 from sie_core.residency.placement import views
 from sie_core.residency.plans import Placed
+from sie_core.residency.reasons import CONFIG_CHANGED, Why
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import HOST, log
 from sie_core.residency.worker import EngineWorker
-from sie_core.types import Capabilities, ModelSpec, Residency, WakeCheck
+from sie_core.types import Capabilities, Cause, ModelSpec, Residency, WakeCheck
 
 if TYPE_CHECKING:
     from sie_core.residency.lifecycle import Lifecycle
@@ -49,7 +50,7 @@ class Loading:
             engine = await self._admit_and_launch(record, worker, epoch)
         except HookTimeout as error:
             self._give_up(record, error)
-            life.quarantine(record, worker)
+            life.quarantine(record, worker, Why(Cause.LOAD_FAILED, error.message))
             return
         except TransitionCancelled as error:
             self._back_to_unloaded(record, error.message)
@@ -70,7 +71,7 @@ class Loading:
             record.worker = record.seat = record.ctx = None
         elif life.unwanted(record, epoch):
             # The engine was made for a configuration that is gone, or nobody wants it any more.
-            life.unload(record, record.retire or "configuration changed")
+            life.unload(record, record.retire or CONFIG_CHANGED)
             return
         else:
             record.failure, record.attempts = None, 0

@@ -25,11 +25,11 @@ from sie_core.errors import (
 from sie_core.memory._pages import round_up
 from sie_core.residency.failures import unexpected
 from sie_core.residency.fence import launch_beside
-from sie_core.residency.reasons import HOST_SHORT, TIER_FULL
+from sie_core.residency.reasons import HOST_SHORT, TIER_FULL, Why
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
 from sie_core.residency.tier import PARK_WAITS_S, RELIEF_WAITS_S, HostCopy, HostTier
-from sie_core.types import Residency, WakeCheck
+from sie_core.types import Cause, Residency, WakeCheck
 from sie_core.units import format_apart, format_bytes
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Parking"]
 
 _R = Residency
+_DISPLACED = Why(Cause.DISPLACED, "its device is held by pinned models: loading it elsewhere")
 _FREED_ENOUGH = 0.9
 """An engine that gave back less than this of what it held is not parked again."""
 
@@ -75,7 +76,7 @@ class Parking:
 
     # --- park --------------------------------------------------------------------------------------
 
-    async def park(self, record: Record, reason: str) -> None:
+    async def park(self, record: Record, why: Why) -> None:
         """The transition of a drained model. It ends parked, or unloaded."""
         life, roster, seat, epoch = self._life, self._life.roster, record.seat, record.epoch
         assert seat is not None
@@ -99,21 +100,21 @@ class Parking:
             log.error("%s: %s", record.name, error.message)
             self._observe_park(record, started, "timeout")
             seat.dead = error.message
-            life.quarantine(record, seat.worker)
+            life.quarantine(record, seat.worker, why)
             return
         except Exception as error:  # whatever a plugin raises: fall back to what happens without the tier
-            why = error.message if isinstance(error, SieError) else f"{type(error).__name__}: {error}"
-            log.warning("%s: can't be parked, is unloaded: %s", record.name, why, exc_info=unexpected(error))
-            roster.decide(record.name, "park failed", why)
+            problem = error.message if isinstance(error, SieError) else f"{type(error).__name__}: {error}"
+            log.warning("%s: can't be parked, is unloaded: %s", record.name, problem, exc_info=unexpected(error))
+            roster.decide(record.name, "park failed", problem)
             self._observe_park(record, started, type(error).__name__)
-            life.unload(record, f"{reason}; could not be parked")
+            life.unload(record, Why(why.cause, f"{why.words}; could not be parked"))
             return
         self.tier.keep_parked(record.name)
-        self._credit(record, offload, came_free, report, reason)
+        self._credit(record, offload, came_free, report, why)
         record.park_s = roster.now() - started
         self._observe_park(record, started, "ok")
         record.task = None
-        roster.set(record, _R.PARKED, reason)
+        roster.set(record, _R.PARKED, why.words, why.cause)
         life.admission.gone(record)
         life.settle(record, epoch)
 
@@ -191,7 +192,7 @@ class Parking:
         offload: HostOffload,
         measured: Mapping[str, int],
         report: Mapping[str, int | None],
-        reason: str,
+        why: Why,
     ) -> None:
         """Book what is left on the devices, as measured: an engine that freed less than it said is charged for it.
 
@@ -215,10 +216,10 @@ class Parking:
             retained[account] = left
             if came_free < _FREED_ENOUGH * (holding - told):
                 held, gave = format_apart(holding, came_free)
-                why = f"it held {held} on {account} and gave back {gave}"
-                seat.offload = Declined(why)
-                log.warning("%s: parked, and not again: %s", record.name, why)
-                roster.decide(record.name, "not parkable", why)
+                too_few = f"it held {held} on {account} and gave back {gave}"
+                seat.offload = Declined(too_few)
+                log.warning("%s: parked, and not again: %s", record.name, too_few)
+                roster.decide(record.name, "not parkable", too_few)
         record.retained = retained
         promised = sum(need.static + need.context + need.headroom for need in record.booked)
         for account, nbytes in retained.items():
@@ -226,31 +227,29 @@ class Parking:
         roster.ledger.retain(record.name, retained)
         roster.release_growths(record.name)
         roster.sample(record.devices)
-        roster.decide(record.name, "park", reason, promised=promised, freed=freed)
-        if roster.observer is not None:
-            roster.observer.evicted(record.name, reason)
+        roster.departed(record.name, "park", why, promised=promised, freed=freed)
 
     # --- dropping ----------------------------------------------------------------------------------
 
-    def _dropping(self, name: str, reason: str) -> None:
-        task = asyncio.get_running_loop().create_task(self.drop(self._life.roster.records[name], reason))
+    def _dropping(self, name: str, why: Why) -> None:
+        task = asyncio.get_running_loop().create_task(self.drop(self._life.roster.records[name], why))
         self.tier.going[name] = task
         task.add_done_callback(lambda _: self.tier.going.pop(name, None))
         self._life.keep(task)
 
-    async def drop(self, record: Record, reason: str) -> None:
+    async def drop(self, record: Record, why: Why) -> None:
         """Give up a parked engine, or the backup of a resident one."""
         copy, seat = self.tier.copies.get(record.name), record.seat
         if copy is None or seat is None:
             return
         if record.state is _R.PARKED:
-            self._life.unload(record, reason)
+            self._life.unload(record, why)
             if record.task is not None:
                 await asyncio.wait({record.task})
         elif copy.droppable and record.state in (_R.RESIDENT, _R.DRAINING):
-            await self._drop_backup(record, seat, copy, reason)
+            await self._drop_backup(record, seat, copy, why)
 
-    async def _drop_backup(self, record: Record, seat: Seat, copy: HostCopy, reason: str) -> None:
+    async def _drop_backup(self, record: Record, seat: Seat, copy: HostCopy, why: Why) -> None:
         timeout = self._life.roster.settings.close_timeout_s
         try:
             freed = await seat.worker.call(seat.engine.drop_backup, hook="drop_backup", timeout=timeout)
@@ -264,9 +263,9 @@ class Parking:
             copy.droppable = False  # the next in line has to go instead
         elif self.tier.copies.get(record.name) is copy:
             self.tier.forget(record.name)
-            self._life.roster.decide(record.name, "drop backup", reason, freed=copy.nbytes)
+            self._life.roster.decide(record.name, "drop backup", why.words, why.cause, freed=copy.nbytes)
 
-    def relieve_host(self, short: int, reason: str = HOST_SHORT) -> None:
+    def relieve_host(self, short: int, why: Why = HOST_SHORT) -> None:
         """The host itself runs short: give idle memory back, then backups, then the copies parked longest ago."""
         tier = self.tier
         short -= tier.give_back_idle(short)
@@ -275,7 +274,7 @@ class Parking:
             if short <= 0:
                 return
             short -= tier.held(name)
-            self._dropping(name, reason)
+            self._dropping(name, why)
 
     # --- wake --------------------------------------------------------------------------------------
 
@@ -291,7 +290,7 @@ class Parking:
             log.error("%s: %s", record.name, error.message)
             self._observe_wake(record, started, "timeout")
             seat.dead = error.message
-            life.quarantine(record, seat.worker)
+            life.quarantine(record, seat.worker, Why(Cause.OVERRAN, error.message))
             return
         except TransitionCancelled as error:
             self._back_to_parked(record, error.message)
@@ -302,11 +301,11 @@ class Parking:
             life.settle(record, epoch)
             return
         except Exception as error:  # any other failure: drop the copy and load cold, as if there were no tier
-            why = error.message if isinstance(error, SieError) else f"{type(error).__name__}: {error}"
-            log.warning("%s: can't be woken, is loaded again: %s", record.name, why, exc_info=unexpected(error))
-            roster.decide(record.name, "wake failed", why)
+            problem = error.message if isinstance(error, SieError) else f"{type(error).__name__}: {error}"
+            log.warning("%s: can't be woken, is loaded again: %s", record.name, problem, exc_info=unexpected(error))
+            roster.decide(record.name, "wake failed", problem)
             self._observe_wake(record, started, type(error).__name__)
-            life.unload(record, "could not be woken")
+            life.unload(record, Why(Cause.WAKE_FAILED, "could not be woken"))
             return
         self._after_wake(record, seat, residue)
         # Without the wait for room: what counts is what a wake costs, and the guard against thrashing is made from it.
@@ -400,7 +399,7 @@ class Parking:
         self._back_to_parked(record, "no memory for it")
         fenced = launch_beside(self._life.roster, record) is not None
         if elsewhere and not fenced and self._life.admission.fits_elsewhere(record):
-            self._life.unload(record, "its device is held by pinned models: loading it elsewhere")
+            self._life.unload(record, _DISPLACED)
         else:
             record.fail_tickets(error)
 

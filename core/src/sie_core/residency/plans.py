@@ -9,7 +9,9 @@ from attrs import define, field
 from sie_core.adapter import AdmissionReserve, Grant
 from sie_core.errors import SieError
 from sie_core.memory.ledger import Need
+from sie_core.residency.reasons import Why
 from sie_core.residency.record import Record
+from sie_core.types import Cause
 
 __all__ = ["Needer", "Placed", "Plan"]
 
@@ -27,6 +29,7 @@ class Plan:
     """Victims that were named for one needer: ``draining`` have leases left, ``owing`` have not given their bytes."""
 
     placed: Placed
+    why: Why
     victims: tuple[str, ...]
     draining: set[str]
     owing: set[str]
@@ -55,6 +58,14 @@ class Needer:
     def since(self) -> float:
         oldest = self.record.oldest_ticket
         return self.at if oldest is None else min(self.at, oldest)
+
+    @property
+    def why(self) -> Why:
+        """Why its victims go."""
+        cause = Cause.ROOM_FOR_ANOTHER
+        if self.at_least:  # the device gave out before the book did
+            cause = Cause.RUN_OOM if self.cause is None else Cause.LOAD_OOM
+        return Why(cause, f"room for {self.record.name}")
 
     @property
     def owner(self) -> str | None:

@@ -15,6 +15,7 @@ from sie_core.adapter import AdmissionReserve, Declined, Engine, TransitionConte
 from sie_core.errors import SieError
 from sie_core.memory.ledger import Need
 from sie_core.residency.failures import LoadFailure
+from sie_core.residency.reasons import Why
 from sie_core.residency.worker import EngineWorker
 from sie_core.types import Capabilities, ModelSpec, Residency
 
@@ -255,7 +256,7 @@ async def run_permit(permits: tuple[asyncio.Semaphore, ...]) -> AsyncIterator[No
 class Drain:
     """Why a resident model takes no new leases, and until when it may take to finish those it has."""
 
-    reason: str
+    why: Why
     plan: Any = None
     park: bool = False
     """An eviction: park if that is possible. Otherwise unload."""
@@ -323,7 +324,7 @@ class Record:
     drain: Drain | None = None
     held: Drain | None = None
     """A drain that begins when the launch of an engine that sizes itself is over beside it."""
-    retire: str | None = None
+    retire: Why | None = None
     """Unload as soon as the state allows, for this reason."""
     unload_waiters: list[asyncio.Future[None]] = field(factory=list)
     park_waiters: list[asyncio.Future[None]] = field(factory=list)

@@ -27,7 +27,7 @@ from sie_core.residency.fence import launch_beside
 from sie_core.residency.lifecycle import Lifecycle
 from sie_core.residency.loras import LoraHold
 from sie_core.residency.pins import Pins
-from sie_core.residency.reasons import UNLOAD_REQUESTED
+from sie_core.residency.reasons import PARK_REQUESTED, SHUTDOWN, UNLOAD_REQUESTED
 from sie_core.residency.record import Drain, HostTierStatus, Lease, ModelStatus, Record, RegistrySettings, Ticket
 from sie_core.residency.roster import HOST, Observer, Roster, consume, log
 from sie_core.residency.tier import HostTier
@@ -199,7 +199,7 @@ class Registry:
             return
         if record.state is _R.FAILED:
             record.failure = None
-            roster.set(record, _R.UNLOADED, UNLOAD_REQUESTED)
+            roster.set(record, _R.UNLOADED, UNLOAD_REQUESTED.words)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         record.unload_waiters.append(waiter)
@@ -210,7 +210,7 @@ class Registry:
         elif record.state in (_R.QUEUED, _R.LOADING):
             record.retire = UNLOAD_REQUESTED
             record.fail_tickets(ResourceExhausted(f"model {name!r} was unloaded on request", retry_after_s=1.0))
-            self._lifecycle.cancel(record, UNLOAD_REQUESTED)
+            self._lifecycle.cancel(record, UNLOAD_REQUESTED.words)
         elif record.state is _R.RESIDENT:
             self._lifecycle.drains.begin(record, Drain(UNLOAD_REQUESTED, force=force))
         elif record.state is _R.DRAINING:
@@ -247,7 +247,7 @@ class Registry:
             if why_not is not None:
                 raise Unsupported(f"model {name!r} can't be parked: {why_not}")
             record.park_waiters.append(waiter)
-            self._lifecycle.drains.begin(record, Drain("park requested", park=True))
+            self._lifecycle.drains.begin(record, Drain(PARK_REQUESTED, park=True))
         elif record.state is _R.PARKING or (record.drain is not None and record.drain.park):
             record.park_waiters.append(waiter)
         elif record.state in (_R.UNLOADED, _R.UNLOADING, _R.FAILED, _R.QUARANTINED):
@@ -477,14 +477,14 @@ class Registry:
         self._watch.stop()
         for record in list(roster.records.values()):
             record.fail_tickets(ShuttingDown("the server is shutting down", retry_after_s=5.0))
-            record.retire = "shutdown"
+            record.retire = SHUTDOWN
             if record.state in (_R.QUEUED, _R.LOADING, _R.WAKING):
-                self._lifecycle.cancel(record, "shutdown")
+                self._lifecycle.cancel(record, SHUTDOWN.words)
             elif record.state is _R.PARKED:
-                self._lifecycle.unload(record, "shutdown")
+                self._lifecycle.unload(record, SHUTDOWN)
             elif record.state in (_R.RESIDENT, _R.DRAINING):
                 self._lifecycle.drains.end(record)  # whatever it was for
-                self._lifecycle.drains.begin(record, Drain("shutdown", force=True), within=within)
+                self._lifecycle.drains.begin(record, Drain(SHUTDOWN, force=True), within=within)
         while self._lifecycle.running or any(
             r.state in (_R.RESIDENT, _R.DRAINING, _R.PARKED) for r in roster.records.values()
         ):

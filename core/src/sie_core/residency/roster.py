@@ -16,8 +16,9 @@ from sie_core.adapter import Adapter, Device
 from sie_core.errors import MissingAdapter
 from sie_core.memory.ledger import Ledger
 from sie_core.residency import machine
+from sie_core.residency.reasons import Why
 from sie_core.residency.record import Record, RegistrySettings
-from sie_core.types import Capabilities, Decision, Residency, ResidencyChanged
+from sie_core.types import Capabilities, Cause, Decision, Residency, ResidencyChanged
 from sie_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Observer(Protocol):
 
     def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None: ...
 
-    def evicted(self, model: str, reason: str) -> None: ...
+    def evicted(self, model: str, cause: Cause) -> None: ...
 
     def parked(self, model: str, seconds: float, *, outcome: str) -> None: ...
 
@@ -105,7 +106,7 @@ class Roster:
 
     # --- states and events -------------------------------------------------------------------------
 
-    def set(self, record: Record, after: Residency, reason: str) -> None:
+    def set(self, record: Record, after: Residency, reason: str, cause: Cause | None = None) -> None:
         """Change a state, and tell everybody who asked to be told."""
         before = record.state
         if before is after:
@@ -121,7 +122,7 @@ class Roster:
         else:
             self.moving.pop(record.name, None)
         log.info("%s: %s -> %s (%s)", record.name, before, after, reason)
-        event = ResidencyChanged(record.name, before, after, reason, record.epoch, time.time())
+        event = ResidencyChanged(record.name, before, after, reason, record.epoch, time.time(), cause)
         self.plugins.notify(event)
         for subscriber in tuple(self.subscribers):
             try:
@@ -141,6 +142,7 @@ class Roster:
         model: str,
         action: str,
         reason: str,
+        cause: Cause | None = None,
         *,
         needed: int = 0,
         promised: int = 0,
@@ -158,8 +160,15 @@ class Roster:
                 promised_bytes=promised,
                 freed_bytes=freed,
                 victims=tuple(victims),
+                cause=cause,
             )
         )
+
+    def departed(self, model: str, action: str, why: Why, *, promised: int, freed: int) -> None:
+        """A model has left its device, or the host tier: keep why, and count it where it was evicted."""
+        self.decide(model, action, why.words, why.cause, promised=promised, freed=freed)
+        if self.observer is not None and why.cause.evicts:
+            self.observer.evicted(model, why.cause)
 
     # --- memory ------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from sie_core.errors import SieError
 from sie_core.residency.fence import launch_beside
-from sie_core.residency.reasons import HOST_WAITS
+from sie_core.residency.reasons import Why
 from sie_core.residency.record import Drain, Record
 from sie_core.residency.roster import HOST, Roster, log
 from sie_core.residency.tier import RELIEF_WAITS_S
-from sie_core.types import Residency
+from sie_core.types import Cause, Residency
 
 if TYPE_CHECKING:
     from sie_core.residency.admission import Admission
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch"]
 
-_REASON = "memory pressure from other processes"
+_PRESSURE = Why(Cause.MEMORY_PRESSURE, "memory pressure from other processes")
 
 
 class Watch:
@@ -101,8 +101,8 @@ class Watch:
         if now - self._relieved_at >= settings.host_pressure_pause_s:
             self._relieved_at = now
             parking = self._lifecycle.parking
-            reason = f"{HOST_WAITS} ({pressure:.0f}% of the time)"
-            parking.relieve_host(parking.tier.arena.idle + 1, reason)
+            why = Why(Cause.HOST_WAITS, f"tasks on the host wait for memory ({pressure:.0f}% of the time)")
+            parking.relieve_host(parking.tier.arena.idle + 1, why)
 
     def _relieve(self, account: str, short: int) -> None:
         """Let idle models go until the book is right again; then parked engines that have kept something there."""
@@ -116,11 +116,12 @@ class Watch:
                 return
             if freed <= 0 or not _may_go(record) or launch_beside(roster, record) is not None:
                 continue
-            roster.decide(record.name, "evict", f"other processes took {account}", needed=short, promised=freed)
+            took = Why(Cause.MEMORY_PRESSURE, f"other processes took {account}")
+            roster.decide(record.name, "evict", took.words, took.cause, needed=short, promised=freed)
             if record.state is Residency.RESIDENT:
-                self._lifecycle.drains.begin(record, Drain(_REASON, park=True))
+                self._lifecycle.drains.begin(record, Drain(_PRESSURE, park=True))
             else:
-                self._lifecycle.unload(record, _REASON)
+                self._lifecycle.unload(record, _PRESSURE)
             short -= freed
 
     def _leaving(self) -> list[Record]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from attrs import frozen
 
 from sie_core.errors import EngineDied
-from sie_core.residency.reasons import HOST_SHORT, HOST_WAITS, IDLE, TIER_FULL
-from sie_core.types import Decision, Residency
+from sie_core.types import Cause, Decision, Residency
 from sie_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ class Departure:
     at: float
     how: Literal["parked", "unloaded", "dropped"]
     reason: str
+    cause: Cause | None = None
     for_model: str | None = None
     needed_bytes: int = 0
     promised_bytes: int = 0
@@ -110,14 +110,16 @@ def _departure(model: str, mine: Sequence[Decision]) -> Departure | None:
     how = _LEFT[last.action]
     # An eviction of the model's own making names others as its victims; one by circumstance names none.
     evictions = [one for one in reversed(since) if one.action == "evict" and (model in one.victims or not one.victims)]
-    cause = evictions[0] if evictions and how != "dropped" else None
+    # One that was called off led to nothing: the model left for another cause.
+    evicted = evictions[0] if evictions and evictions[0].cause is last.cause else None
     not_parked = next((one for one in reversed(since) if one.model == model and one.action in _NOT_PARKED), None)
     return Departure(
         at=last.at,
         how=how,
-        reason=cause.reason if cause is not None else last.reason,
-        for_model=cause.model if cause is not None and model in cause.victims else None,
-        needed_bytes=cause.needed_bytes if cause is not None else 0,
+        reason=evicted.reason if evicted is not None else last.reason,
+        cause=last.cause,
+        for_model=evicted.model if evicted is not None and model in evicted.victims else None,
+        needed_bytes=evicted.needed_bytes if evicted is not None else 0,
         promised_bytes=last.promised_bytes,
         freed_bytes=last.freed_bytes,
         why_not_parked=not_parked.reason if not_parked is not None and how == "unloaded" else None,
@@ -208,10 +210,10 @@ def _keep(facts: Facts, departure: Departure) -> Iterator[str]:
                 f"{format_bytes(departure.needed_bytes)} more on the device ({rooms}): a larger one, a smaller dtype, "
                 "or less runtime_headroom"
             )
-    elif departure.reason == IDLE:
+    elif departure.cause is Cause.IDLE:
         seconds = f" (it is {status.spec.idle_evict_s:g} s)" if status.spec.idle_evict_s is not None else ""
         yield f"a longer idle_evict_s{seconds}, or none"
-    elif departure.needed_bytes:
+    elif departure.cause is Cause.MEMORY_PRESSURE:
         yield "less memory taken by other programs, or a larger memory.device_reserve set aside for them"
     if departure.how == "unloaded" and departure.why_not_parked is not None:
         if not tier.budget:
@@ -226,8 +228,8 @@ def _keep(facts: Facts, departure: Departure) -> Iterator[str]:
 
 def _keep_copy(facts: Facts, departure: Departure) -> Iterator[str]:
     tier = facts.host_tier
-    if departure.reason == TIER_FULL:
+    if departure.cause is Cause.TIER_FULL:
         more = f" of {format_bytes(tier.budget + departure.freed_bytes)}" if departure.freed_bytes else ""
         yield f"a memory.host_cache_bytes{more} instead of {format_bytes(tier.budget)}"
-    elif departure.reason == HOST_SHORT or departure.reason.startswith(HOST_WAITS):
+    elif departure.cause in (Cause.HOST_SHORT, Cause.HOST_WAITS):
         yield "more host memory, less of it taken by other programs, or a smaller memory.host_floor"

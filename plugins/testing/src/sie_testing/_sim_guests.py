@@ -8,8 +8,7 @@ import random
 from typing import TYPE_CHECKING
 
 from attrs import define, field
-from sie_core import ModelLoading, Residency, ResidencyChanged, Unavailable
-from sie_core.residency.reasons import IDLE
+from sie_core import Cause, ModelLoading, Residency, ResidencyChanged, Unavailable
 
 if TYPE_CHECKING:
     from sie_testing._sim_world import World
@@ -19,6 +18,7 @@ __all__ = ["Expected", "client", "long_request"]
 _ON_ITS_WAY = (Residency.QUEUED, Residency.LOADING, Residency.WAKING)
 _TICK_S = 0.001
 _TRIES = 6
+_VOLUNTARY = (Cause.IDLE, Cause.ROOM_FOR_ANOTHER, Cause.LOAD_OOM, Cause.RUN_OOM)
 
 
 @define(eq=False)
@@ -45,8 +45,7 @@ class Expected:
     def heard(self, event: ResidencyChanged) -> None:
         """A model leaves its device."""
         world, record = self.world, self.world.records.get(event.model)
-        idle, room = event.reason == IDLE, event.reason.startswith("room for")
-        if event.after is not Residency.DRAINING or not (idle or room) or record is None:
+        if event.after is not Residency.DRAINING or event.cause not in _VOLUNTARY or record is None:
             return
         now = world.loop.time()
         if now < record.resident_at + record.spec.min_resident_s - _TICK_S:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sie_core import Residency, ResidencyChanged
-from sie_core.residency.reasons import HOST_SHORT, HOST_WAITS
+from sie_core import Cause, Residency, ResidencyChanged
 
 if TYPE_CHECKING:
     from sie_core.residency.record import Record
@@ -15,13 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["launch_disturbed"]
 
+_NO_WAITING = (Cause.HOST_SHORT, Cause.HOST_WAITS)
 _LEAVING = (Residency.PARKING, Residency.UNLOADING)
 
 
 def launch_disturbed(world: World, event: ResidencyChanged) -> str | None:
     """The rule that does not hold, if one does not: it would take bytes that nobody has promised to it."""
     record = world.records.get(event.model)
-    if record is None or world.registry._roster.closing or event.reason.startswith((HOST_SHORT, HOST_WAITS)):
+    if record is None or world.registry._roster.closing or event.cause in _NO_WAITING:
         return None
     if event.after is Residency.LOADING and record.reserve is not None and record.reserve.self_sizing:
         for other in _beside(world, record):

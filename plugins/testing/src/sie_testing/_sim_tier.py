@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from attrs import define, field
-from sie_core import Residency, ResidencyChanged, SieError
+from sie_core import Cause, Residency, ResidencyChanged, SieError
 from sie_core.memory.ledger import Need
 from sie_core.residency.record import Record
 
@@ -141,7 +141,7 @@ class Lookups:
     def model_loaded(self, model: str, seconds: float, *, outcome: str) -> None:
         """Not looked at."""
 
-    def evicted(self, model: str, reason: str) -> None:
+    def evicted(self, model: str, cause: Cause) -> None:
         """Not looked at."""
 
     def parked(self, model: str, seconds: float, *, outcome: str) -> None:

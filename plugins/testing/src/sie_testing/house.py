@@ -92,6 +92,8 @@ def house(
     host: int = 64 * 1024 * MIB,
     plugins: Plugins | None = None,
     host_available: Callable[[], int] | None = None,
+    host_pressure: Callable[[], float | None] | None = None,
+    observer: Any = None,
     make_worker: Callable[[str], EngineWorker] = VirtualWorker,
 ) -> House:
     """Build one. Call it with a running loop."""
@@ -108,6 +110,8 @@ def house(
         settings,
         make_worker=make_worker,
         host_available=host_available,
+        host_pressure=host_pressure,
+        observer=observer,
     )
     registry.apply(specs)
     built = House(registry, ledger, pretend)
