@@ -289,7 +289,7 @@ def test_a_fraction_that_is_asked_for() -> None:
     assert pool.booked_bytes == 45 * GIB
     several = size_pool(PoolWish(fraction=0.12345), terms(V23, 2))
     assert several.flags[1] == "0.12345", "handed on as it was written"
-    with pytest.raises(BadOptions, match=r"0\.5\.20 knows no HiCache fraction"):
+    with pytest.raises(BadOptions, match=r"0\.5\.20 does not support hicache_fraction"):
         size_pool(PoolWish(fraction=0.5), terms(V20))
     with pytest.raises(BadOptions, match="at most 1"):
         size_pool(PoolWish(fraction=1.5), terms(V23))

@@ -76,9 +76,9 @@ def edit(name: str, **changes: Any) -> Damage:
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
-    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{oops"), "no JSON"),
-    "config is a list": (lambda folder: (folder / "config.json").write_text("[]"), "no JSON object"),
-    "config nested deeply": (lambda folder: (folder / "config.json").write_text("[" * 100_000), "no JSON"),
+    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{oops"), "not valid JSON"),
+    "config is a list": (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
+    "config nested deeply": (lambda folder: (folder / "config.json").write_text("[" * 100_000), "not valid JSON"),
     "config can't be read": (lambda folder: be_a_folder(folder / "config.json"), "can't be read"),
     "config is a FIFO (F12)": (lambda folder: be_a_fifo(folder / "config.json"), "not a regular file"),
     "tokenizer is a FIFO (F12)": (lambda folder: be_a_fifo(folder / "tokenizer.json"), "not a regular file"),

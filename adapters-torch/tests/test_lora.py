@@ -349,7 +349,7 @@ LAYER = "base_model.model.encoder.layer.0.attention.self."
 FILES_TELL: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("gone", shutil.rmtree, ModelSourceNotFound, "there is no folder"),
     ("no config", lambda folder: (folder / CONFIG).unlink(), ModelSourceInvalid, "no adapter_config.json"),
-    ("no JSON", rewritten(CONFIG, b"{"), ModelSourceInvalid, "no JSON"),
+    ("no JSON", rewritten(CONFIG, b"{"), ModelSourceInvalid, "not valid JSON"),
     ("another method", config(peft_type="IA3"), ModelSourceInvalid, "peft_type 'IA3'"),
     ("no method", config(peft_type=None), ModelSourceInvalid, "peft_type None"),
     ("whole modules", config(modules_to_save=["pooler"]), ModelSourceInvalid, "sets modules_to_save"),

@@ -178,7 +178,7 @@ def size_pool(wish: PoolWish, terms: PoolTerms) -> HostPool | None:
         return _checked(terms, _with_ratio(terms, wish.ratio))
     if terms.version < (0, 5, 21) and wish.fraction is not None:
         raise BadOptions(
-            f"model {terms.name!r}: SGLang {_dotted(terms)} knows no HiCache fraction (0.5.21 does): "
+            f"model {terms.name!r}: SGLang {_dotted(terms)} does not support hicache_fraction (0.5.21 does): "
             "give a size or a ratio"
         )
     if wish.fraction is not None:
@@ -258,7 +258,7 @@ def _check_exceeds(terms: PoolTerms, pool: HostPool) -> None:
     if small or pool.figures.get("ratio", 1.0) < 1.0:
         raise ResourceExhausted(
             f"{' '.join(pool.flags)} of model {terms.name!r} would not exceed the device's pool "
-            f"({format_bytes(max(terms.device_pools))}), which SGLang {_dotted(terms)} wants: give it more host "
+            f"({format_bytes(max(terms.device_pools))}), which SGLang {_dotted(terms)} requires: give it more host "
             "memory or fewer tokens (max_total_tokens)",
             retry_after_s=10.0,
         )

@@ -23,7 +23,7 @@ def check_growth(normalizer: Any, folder: Path) -> None:
     found = _growth(json.loads(normalizer.__getstate__()))
     if found > _MOST:
         raise ModelSourceInvalid(
-            f"{folder}: the normalizer of its tokenizer makes up to {found:.0f} letters of one: {_MOST:.0f} is the most"
+            f"{folder}: the normalizer of its tokenizer makes up to {found:.0f} letters of one; limit: {_MOST:.0f}"
         )
 
 

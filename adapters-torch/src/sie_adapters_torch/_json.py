@@ -23,12 +23,12 @@ def read_json(file: Path) -> Any:
     except OSError as error:
         raise ModelSourceInvalid(f"{file} can't be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelSourceInvalid(f"{file} is no JSON: {error}") from error
+        raise ModelSourceInvalid(f"{file} is not valid JSON: {error}") from error
 
 
 def read_object(file: Path) -> dict[str, Any] | None:
     """A JSON object; ``None`` when there is no such file. Raises ModelSourceInvalid."""
     content = read_json(file)
     if content is not None and not isinstance(content, dict):
-        raise ModelSourceInvalid(f"{file} holds no JSON object")
+        raise ModelSourceInvalid(f"{file} is not a JSON object")
     return content

@@ -50,7 +50,7 @@ def check_patterns(file: Path, settings: Mapping[str, Any], names: Sequence[str]
     """
     for key, value in settings.items():
         if isinstance(value, list | dict | set | tuple) and len(value) > _MOST:
-            raise ModelSourceInvalid(f"{file}: {key} has {len(value)} entries, and {_MOST} is the most")
+            raise ModelSourceInvalid(f"{file}: {key} has {len(value)} entries; the limit is {_MOST}")
     patterns = list(_patterns(settings))
     plain = all(_PLAIN.fullmatch(given) for _, given, _ in patterns)
     if not patterns or (plain and len(patterns) * len(names) <= _FEW):

@@ -106,7 +106,7 @@ def _checked(folder: Path, source: Source) -> Path:
             raise ModelSourceInvalid(f"{source}: {name} is not a regular file")
         if found.st_size > _MOST_TEXT and stat.S_ISREG(found.st_mode) and name.endswith(_TEXTS):
             raise ModelSourceInvalid(
-                f"{source}: {name} has {found.st_size} bytes, and more than {_MOST_TEXT} are not read of such a file"
+                f"{source}: {name} has {found.st_size} bytes; the limit for such a file is {_MOST_TEXT}"
             )
     return folder
 

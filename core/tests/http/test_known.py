@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from sie_core import ModelSpec
 from sie_core.plugins import Plugins
 from sie_core.sources import parse_source
 from sie_testing import FakeOptions
-from website import MODELS, Start
+from website import MODELS, Start, until
 
 PLUGIN = """
     import attrs, pathlib
@@ -121,3 +122,15 @@ async def test_what_the_files_say_takes_the_place_of_what_was_declared(served: S
         after = (await s.http.get("/v1/models")).json()["models"]
     assert before["dims"] == {"dense": 8}
     assert [row["dims"] for row in after if row["name"] == "mini"] == [{"dense": 16}]
+
+
+async def test_memory_is_given_back_after_engines_only(served: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F16: a sibling: it was after each look at a model, too, and others' allocations wait for it."""
+    trimmed: list[str] = []
+    monkeypatch.setattr("sie_core.residency.worker.trim", lambda: trimmed.append(threading.current_thread().name))
+    async with served() as s:
+        assert (await s.http.get("/v1/models")).status_code == 200
+        assert (await s.embed()).status_code == 200
+        await s.registry.unload("mini")
+        await until(lambda: trimmed)
+    assert trimmed == ["sie-mini"]

@@ -104,7 +104,11 @@ async def test_of_a_query_field_that_comes_twice_the_last_counts(served: Start) 
         ("/v1/encode/looker", {"items": [{"image": GIF}]}, "did you mean 'images'?"),
         ("/v1/encode/looker", {"items": [{"images": [{"data": GIF, "fromat": "gif"}]}]}, "did you mean 'format'?"),
         ("/v1/encode/looker", {"items": [{"images": [{"data": GIF, "url": GIF}]}]}, "one of 'data', 'url' and 'image"),
-        ("/v1/score/ranker", {**SCORE, "params": {"truncate": True}}, "'params' belongs nowhere here"),
+        (
+            "/v1/score/ranker",
+            {**SCORE, "params": {"truncate": True}},
+            "Unknown field 'params' in the request; known: model, query, items",
+        ),
         ("/v1/score/ranker", {**SCORE, "is_query": True}, "Unknown field 'is_query'"),
         ("/v1/score/ranker", {**SCORE, "query": {"text": "a", "instruction": "b"}}, "'instruction' belongs beside"),
         ("/v1/score/ranker", {**SCORE, "items": [{"text": "a", "truncate": True}]}, "'truncate' belongs beside"),

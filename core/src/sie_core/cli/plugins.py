@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -12,7 +13,7 @@ from sie_core.cli.client import Client, Remote
 from sie_core.cli.errors import CommandError, Exit
 from sie_core.cli.look import slow_hooks
 from sie_core.cli.output import print_json, print_table, printable
-from sie_core.plugins import Plugins
+from sie_core.plugins import PluginInfo, Plugins
 
 __all__ = ["plugins"]
 
@@ -40,22 +41,7 @@ def plugins(
     bad = [info for info in found if info.state != "loaded"]
     status = _status(remote)
     if remote.json:
-        print_json(
-            [
-                {
-                    "name": info.name,
-                    "version": info.version,
-                    "distribution": info.distribution,
-                    "hooks": list(info.hooks),
-                    "adapters": list(info.adapters),
-                    "slow_hooks": [slow for slow in status.get("slow_hooks") or () if slow["plugin"] == info.name],
-                    "state": info.state,
-                    "reason": info.reason or None,
-                    "traceback": info.traceback or None,
-                }
-                for info in found
-            ]
-        )
+        print_json([_as_json(info, status) for info in found])
         return Exit.FAILED if strict and bad else Exit.OK
     print_table(
         ("NAME", "VERSION", "DISTRIBUTION", "STATE", "HOOKS", "ADAPTERS"),
@@ -85,8 +71,22 @@ def plugins(
     return Exit.FAILED if strict and bad else Exit.OK
 
 
+def _as_json(info: PluginInfo, status: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "version": info.version,
+        "distribution": info.distribution,
+        "hooks": list(info.hooks),
+        "adapters": list(info.adapters),
+        "slow_hooks": [slow for slow in status.get("slow_hooks") or () if slow["plugin"] == info.name],
+        "state": info.state,
+        "reason": info.reason or None,
+        "traceback": info.traceback or None,
+    }
+
+
 def _status(remote: Remote) -> dict[str, Any]:
-    """What a running server says; nothing where none answers, which is no fault of the plugins."""
+    """What a running server says; empty where none answers."""
     try:
         with Client(remote, timeout_s=2.0) as client:
             return client.get("/v1/status")

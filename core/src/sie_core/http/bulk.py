@@ -65,11 +65,11 @@ class _Tally:
         self._containers += containers
         self._values += values
         if self._containers > MOST_CONTAINERS:
-            message = f"the body holds more than {MOST_CONTAINERS} lists and objects, which is the most: split it"
+            message = f"the body holds more than {MOST_CONTAINERS} lists and objects: split it into several requests"
             raise BodyTooLarge(message, limit=MOST_CONTAINERS)
         if self._values > self.most:
             raise BodyTooLarge(
-                f"the body holds more than {self.most} values, which is the most: split it", limit=self.most
+                f"the body holds more than {self.most} values: split it into several requests", limit=self.most
             )
 
 

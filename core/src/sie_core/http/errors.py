@@ -45,7 +45,7 @@ _FOREIGN = frozenset({Dialect.OPENAI, Dialect.COHERE})
 
 
 class HttpError(e.RequestError):
-    """A request that HTTP itself refuses: no such path, a wrong method, a media type that is not spoken here."""
+    """A request that HTTP itself refuses: no such path, a wrong method, an unsupported media type."""
 
     code: ClassVar[str] = "INVALID_INPUT"
 

@@ -1,6 +1,6 @@
 """Fields of other servers that speak OpenAI's and Cohere's API: those that would change an answer are done or refused.
 
-What would change nothing (``user``, ``priority``, and what nobody has documented) is ignored, as clients expect.
+What would change nothing (``user``, ``priority``, and undocumented fields) is ignored, as clients expect.
 """
 
 from __future__ import annotations

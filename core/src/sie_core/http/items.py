@@ -47,7 +47,7 @@ def item_of(
         raise InvalidInput(f"'metadata' must be an object, not {kind_of(metadata)}", index=index, param=param)
     for name in _OTHER_INPUTS:
         if value.get(name) is not None:
-            raise InvalidInput(f"{name!r} is no input of this server", index=index, param=param)
+            raise InvalidInput(f"{name!r} is not supported as an input", index=index, param=param)
     text = value.get("text")
     images = value.get("images")
     if images is not None and images != []:

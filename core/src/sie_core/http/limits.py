@@ -116,18 +116,16 @@ def check_media_type(kind: bytes, exchange: Exchange) -> None:
     if not kind and exchange.headers.get(b"content-length", b"0").strip(b"0 "):
         raise _untyped()
     if kind and kind not in _JSON_TYPES and kind not in _MSGPACK_TYPES and not kind.endswith(b"+json"):
-        message = (
-            f"content type {kind.decode('latin-1')!r} is not spoken here: send application/json or application/msgpack"
-        )
+        message = f"unsupported content type {kind.decode('latin-1')!r}: send application/json or application/msgpack"
         raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-type")
     coding = exchange.headers.get(b"content-encoding", b"").strip().lower()
     if coding and coding != b"identity":
-        message = f"content encoding {coding.decode('latin-1')!r} is not spoken here: send the body uncompressed"
+        message = f"unsupported content encoding {coding.decode('latin-1')!r}: send the body uncompressed"
         raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-encoding")
 
 
 def _untyped() -> HttpError:
-    """Without a type a browser sends a body wherever a page wants it, and asks nobody before."""
+    """Without a type a browser sends a body wherever a page tells it to, without asking first."""
     message = "the body has no Content-Type: send 'Content-Type: application/json' or 'application/msgpack'"
     return HttpError(415, "UNSUPPORTED_MEDIA_TYPE", message, param="content-type")
 
@@ -151,7 +149,7 @@ def decode(body: bytes, *, msgpack: bool) -> dict[Any, Any]:
 
 
 def _refuse_packed(body: bytes) -> None:
-    """A body that is compressed and does not say so is no broken one. Raises HttpError (415)."""
+    """A body that is compressed and does not say so is not a broken one. Raises HttpError (415)."""
     coding = next((coding for start, coding in _PACKED.items() if body.startswith(start)), None)
     if coding is not None:
         message = f"The body is compressed ({coding}), and no 'Content-Encoding' says so: send it uncompressed"

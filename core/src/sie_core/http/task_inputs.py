@@ -36,7 +36,6 @@ _EXTRACT_PARAMS: Final = ("labels", "output_schema", "instruction", "truncate", 
 _SCORED: Final = dict.fromkeys(_SCORE, "beside 'items'")
 _NOT_SCORED: Final = {
     **dict.fromkeys(ITEM_FIELDS, "in an item of 'items'"),
-    "params": "nowhere here (its fields stand beside 'query')",
 }
 _EXTRACTED: Final = dict.fromkeys(_EXTRACT_PARAMS, "under 'params'")
 _NOT_EXTRACTED: Final = {**dict.fromkeys(ITEM_FIELDS, "in an item of 'items'"), **_EXTRACTED}

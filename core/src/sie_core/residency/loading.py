@@ -45,6 +45,7 @@ class Loading:
         """The transition. It ends resident, unloaded (called off, no memory), failed, or quarantined."""
         life, roster, epoch = self._life, self._life.roster, record.epoch
         record.worker = worker = life.worker_for(record)
+        worker.had_engine = True
         engine: Engine | None = None
         try:
             engine = await self._admit_and_launch(record, worker, epoch)

@@ -22,6 +22,8 @@ class EngineWorker(ABC):
     name: str
     plugin: str = ""
     """Whose adapter made the engine."""
+    had_engine: bool = False
+    """Whether an engine was loaded on it: memory that was freed goes back to the system when it ends."""
     stuck: asyncio.Future[Any] | None = None
     """The call that nobody waits for any more: it overran its deadline, or its transition was torn."""
     current: asyncio.Future[Any] | None = None
@@ -40,7 +42,7 @@ class EngineWorker(ABC):
 
         Raises:
             HookTimeout: it did not return within ``timeout`` seconds; ``stuck`` is then its future.
-            HookFailed: it raised what is no SieError, or its answer can't be used.
+            HookFailed: it raised something else than a SieError, or its answer can't be used.
         """
         future = self.submit(fn, *args)
         try:
@@ -108,7 +110,8 @@ class Worker(EngineWorker):
             except RuntimeError:
                 return  # the loop is closed: the process is on its way out
             del job, future, fn, args, outcome
-        trim()  # the engine has gone, and what it leaves is in pieces
+        if self.had_engine:  # what it leaves is in pieces; allocations of other threads wait meanwhile
+            trim()
 
 
 def _resolve(future: asyncio.Future[Any], outcome: Any, failed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Learns what models can do that nobody has asked anything of yet, for lists of models."""
+"""Learns what models can do before they are asked anything, for lists of models."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def whose(worker: EngineWorker) -> str:
 
 
 def listed(answer: Any, what: str, kind: str) -> int:
-    """How many there are. Raises InferenceError for what is no list or tuple: ``what`` is the method and its owner."""
+    """How many there are. Raises InferenceError unless it is a list or tuple; ``what``: the method and its owner."""
     if not isinstance(answer, list | tuple):
         raise InferenceError(f"{what} returned {type(answer).__name__}: return a list of {kind}, one for each item")
     return len(answer)
