@@ -364,8 +364,8 @@ FILES_TELL: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("pickled", pickled, UnsafeSource, "allow_pickle: true"),
     ("whole numbers", weights(lambda tensors: {name: tensor.to(torch.int8) for name, tensor in tensors.items()}),
      ModelSourceInvalid, "type I8; LoRA weights are floating-point"),
-    ("a pipe for a config", piped(CONFIG), ModelSourceInvalid, "no adapter_config.json"),
-    ("a pipe for weights", piped(WEIGHTS), ModelSourceInvalid, "no adapter_model.safetensors"),
+    ("a pipe for a config", piped(CONFIG), ModelSourceInvalid, "adapter_config.json is not a regular file"),
+    ("a pipe for weights", piped(WEIGHTS), ModelSourceInvalid, "model.safetensors is not a regular file"),
 ]  # fmt: skip
 LOADING_TELLS: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("other layers", config(target_modules=["q_proj"]), ModelSourceInvalid, "does not fit the model.*q_proj"),

@@ -17,6 +17,9 @@ TAGS = dict(enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")))
 NLI = dict(enumerate(("contradiction", "neutral", "entailment")))
 
 
+QUERY = "a quick dog"
+
+
 def poison(folder: Path) -> str:
     """Damage the row of one word, which the sample at load does not hold; gives the word."""
     import torch
@@ -25,7 +28,9 @@ def poison(folder: Path) -> str:
 
     vocabulary = AutoTokenizer.from_pretrained(str(folder)).get_vocab()
     sample = {number * 7919 % len(vocabulary) for number in range(1, 17)}
-    word, row = next((word, row) for word, row in vocabulary.items() if word.isalpha() and row not in sample)
+    free = (word for word, row in sorted(vocabulary.items()) if word.isalpha() and row not in sample)
+    word = next(word for word in free if word not in QUERY.split())
+    row = vocabulary[word]
     file = folder / "model.safetensors"
     tensors = load_file(file)
     (name,) = (name for name in tensors if name.endswith("word_embeddings.weight"))
@@ -61,7 +66,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "torch-dense": {"params": {}},
     "torch-sparse": {"params": {"output_types": ["sparse"]}},
     "torch-bge-m3": {"params": {"output_types": ["sparse"]}},
-    "torch-cross-encoder": {"query": {"text": "a quick dog"}},
+    "torch-cross-encoder": {"query": {"text": QUERY}},
     "torch-entities": {},
     "torch-classifier": {},
 }
