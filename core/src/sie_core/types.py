@@ -65,7 +65,7 @@ class Cause(enum.StrEnum):
     RUN_OOM = "run_oom"
     """A resident model ran out of memory at work."""
     MEMORY_PRESSURE = "memory_pressure"
-    """Other processes took the device's memory."""
+    """Other processes took the device's memory, or closed engines left bytes behind there."""
     IDLE = "idle"
     DISPLACED = "displaced"
     """Pinned models hold the device on which it was parked: it is loaded elsewhere."""

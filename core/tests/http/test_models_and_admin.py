@@ -77,7 +77,7 @@ async def test_status(served: Start) -> None:
     accounts = {account["account"]: account for account in body["accounts"]}
     assert accounts.keys() == {"host", "emulated:0"}
     for account in body["accounts"]:
-        assert account.keys() == {"account", "capacity", "used", "promised", "unrealised", "available"}
+        assert account.keys() == {"account", "capacity", "used", "promised", "unrealised", "available", "left_behind"}
         assert all(isinstance(account[name], int) for name in ("capacity", "promised", "unrealised", "available"))
     assert accounts["emulated:0"]["promised"] > 0
     mini = next(model for model in body["models"] if model["name"] == "mini")

@@ -114,7 +114,7 @@ def status(*, remote: Remote = _NO_REMOTE) -> None:
         drops=("UNREALISED", "PROMISED"),
     )
     _host_cache(body.get("host_cache"))
-    for line in slow_hooks(body):
+    for line in (*_left_behind(body), *slow_hooks(body)):
         print(printable(line))
     print()
     _print_models(body.get("models", []), empty="No models are configured.")
@@ -208,6 +208,14 @@ def _host_cache(tier: Mapping[str, int] | None) -> None:
         return
     idle = f", and {size(tier['idle'])} kept for the next copy" if tier.get("idle") else ""
     print(f"\nHost tier: {size(tier.get('used')).replace('-', '0')} of {size(tier['budget'])} in use{idle}.")
+
+
+def _left_behind(status: Mapping[str, Any]) -> list[str]:
+    return [
+        f"Left behind on {account['account']} by closed engines of {model}: {size(nbytes)}"
+        for account in status.get("accounts") or ()
+        for model, nbytes in (account.get("left_behind") or {}).items()
+    ]
 
 
 def slow_hooks(status: Mapping[str, Any]) -> list[str]:

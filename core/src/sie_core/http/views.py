@@ -9,6 +9,8 @@ from attrs import asdict
 from sie_core.types import Cause, Decision, Residency
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sie_core.http.endpoint import Site
     from sie_core.http.known import Known
     from sie_core.memory.ledger import AccountState
@@ -100,8 +102,8 @@ def _lora(lora: LoraStatus, operator: bool) -> dict[str, Any]:
     }
 
 
-def account_status(account: AccountState) -> dict[str, Any]:
-    """A memory account. Sizes in bytes."""
+def account_status(account: AccountState, left_behind: Mapping[str, int]) -> dict[str, Any]:
+    """A memory account. Sizes in bytes. ``left_behind``: by model."""
     return {
         "account": account.account,
         "capacity": account.capacity,
@@ -110,6 +112,7 @@ def account_status(account: AccountState) -> dict[str, Any]:
         "promised": account.promised - account.liens,
         "unrealised": account.unrealised,
         "available": account.available,
+        "left_behind": dict(left_behind),
     }
 
 
@@ -117,7 +120,7 @@ def server_status(status: ServerStatus, *, operator: bool) -> dict[str, Any]:
     """Accounts, host tier and models, without what changes by itself (the uptime)."""
     tier = status.host_tier
     return {
-        "accounts": [account_status(account) for account in status.accounts],
+        "accounts": [account_status(one, status.left_behind.get(one.account, {})) for one in status.accounts],
         "host_cache": {"budget": tier.budget, "used": tier.used, "idle": tier.idle},
         "models": [model_status(model, operator=operator) for model in status.models],
         "slow_hooks": [asdict(slow) for slow in status.slow_hooks],

@@ -352,8 +352,10 @@ class Admission:
             return False
         account, short = next(iter(missing[0].items()))
         pinned = sorted(name for name, other in roster.records.items() if other.spec.pinned and other.seat is not None)
-        holders = f"pinned models ({', '.join(pinned)})" if pinned else "other processes"
+        holders = f"pinned models ({', '.join(pinned)})" if pinned else roster.leftovers.holders(account)
         advice = "unpin or unload something, or try again later"
+        if not pinned and roster.leftovers.on(account):
+            advice = "restart the server, or try again later"
         own = roster.ledger.holding(record.name).get(account, 0)
         if needer.purpose != "engine" and not pinned:
             holders, advice = f"the model itself ({format_bytes(own)})", "use a larger device, or ask it for less"

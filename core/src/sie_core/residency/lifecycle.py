@@ -250,10 +250,12 @@ class Lifecycle:
     async def _unload(self, record: Record, why: Why) -> None:
         seat = record.seat
         assert seat is not None
-        before = self.roster.used(record.devices)
+        leftovers = self.roster.leftovers
+        was, before = leftovers.closing(record), self.roster.used(record.devices)
         try:
-            with self.roster.moving_bytes(record.devices):
+            with self.roster.moving_bytes(record.devices) as alone:
                 await self.close_engine(record, seat)
+                leftovers.closed(record, was, alone)
         except HookTimeout as error:
             log.error("%s: %s", record.name, error.message)
             self.quarantine(record, seat.worker, why)

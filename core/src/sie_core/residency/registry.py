@@ -426,6 +426,10 @@ class Registry:
         """The ledger's accounts."""
         return list(self._roster.ledger.accounts())
 
+    def left_behind(self) -> dict[str, dict[str, int]]:
+        """By device and model, the bytes that closed engines did not give back."""
+        return {name: self._roster.leftovers.on(name) for name in self._roster.devices}
+
     def host_tier(self) -> HostTierStatus:
         """How full the host tier is."""
         return HostTierStatus(budget=self._tier.budget, used=self._tier.used, idle=self._tier.arena.idle)

@@ -16,6 +16,7 @@ from sie_core.adapter import Adapter, Device
 from sie_core.errors import MissingAdapter
 from sie_core.memory.ledger import Ledger
 from sie_core.residency import machine
+from sie_core.residency.leftovers import Leftovers
 from sie_core.residency.reasons import Why
 from sie_core.residency.record import Record, RegistrySettings
 from sie_core.types import Capabilities, Cause, Decision, Residency, ResidencyChanged
@@ -79,6 +80,7 @@ class Roster:
         self._marks = itertools.count(1)
         self._movers: dict[str, int] = {}
         self._last_mover: dict[str, int] = {}
+        self.leftovers = Leftovers(self)
 
     def now(self) -> float:
         """Seconds on the event loop's clock, which tests make virtual."""
@@ -249,6 +251,10 @@ class Roster:
             for account in moved:
                 self.ledger.end_transition(account)
                 self._movers[account] -= 1
+
+    def moves(self, account: str) -> bool:
+        """Whether a transition moves bytes there now."""
+        return bool(self._movers.get(account))
 
     def growths(self, model: str, purpose: str | None = None) -> dict[str, int]:
         """By account, what was booked for the model after its load; all of it, or for one purpose."""

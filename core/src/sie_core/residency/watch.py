@@ -60,6 +60,7 @@ class Watch:
         self._timer = asyncio.get_running_loop().call_later(self._roster.settings.sample_s, self._look)
         roster, ledger = self._roster, self._roster.ledger
         roster.sample(roster.devices)
+        roster.leftovers.look()
         self._look_at_host()
         self._feel_pressure()
         for account in roster.devices:
@@ -116,7 +117,7 @@ class Watch:
                 return
             if freed <= 0 or not _may_go(record) or launch_beside(roster, record) is not None:
                 continue
-            took = Why(Cause.MEMORY_PRESSURE, f"other processes took {account}")
+            took = Why(Cause.MEMORY_PRESSURE, f"{roster.leftovers.holders(account)} took {account}")
             roster.decide(record.name, "evict", took.words, took.cause, needed=short, promised=freed)
             if record.state is Residency.RESIDENT:
                 self._lifecycle.drains.begin(record, Drain(_PRESSURE, park=True))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
 
 from sie_core.errors import InvalidInput, Unsupported
 from sie_core.serving._allowance import Allowance
@@ -54,6 +54,8 @@ class ServerStatus:
     slow_hooks: Sequence[SlowHook]
     uptime_s: float
     version: str
+    left_behind: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    """By device and model, what closed engines did not give back."""
 
 
 class Service:
@@ -331,6 +333,7 @@ class Service:
             slow_hooks=self._registry.slow_hooks(),
             uptime_s=time.monotonic() - self._began,
             version=self._version,
+            left_behind=self._registry.left_behind(),
         )
 
     def decisions(self) -> list[Decision]:

@@ -99,6 +99,8 @@ class FakeOptions:
     offload_s: float = 0.0
     restore_s: float = 0.0
     close_s: float = 0.0
+    close_frees: bool = True
+    """False: its bytes stay for as long as somebody has the engine."""
 
     max_loras: int = 0
     """LoRA adapters that it takes at a time."""
@@ -328,7 +330,8 @@ class FakeLifecycle(Engine):
                 return
             self.faults.reach("close", ctx.cancelled)
             pause(self.options.close_s)
-            self._held.free()
+            if self.options.close_frees:
+                self._held.free()
             self.closed = True
 
     def die(self, reason: str = "killed by the test", details: str = "") -> None:
