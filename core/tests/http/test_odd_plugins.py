@@ -217,6 +217,11 @@ METHODS = {
     "run exits": ({"before_run": "raise SystemExit(3)"}, "run", "failed: RuntimeError: the call raised SystemExit(3)"),
     "prepare gives None": ({"before_prepare": "return None"}, "prepare", "returned NoneType: return a list"),
     "prepare gives texts": ({"before_prepare": "return ['x']"}, "prepare", "returned items that are not Prepared"),
+    "prepare gives half a token": (
+        {"before_prepare": "return [Prepared(0.5, None)]"},
+        "prepare",
+        "returned an item with tokens=0.5: it must be a whole number, 0 or more",
+    ),
     "prepare gives too few": ({"before_prepare": "return []"}, "prepare", "returned 0 of 1 items"),
     "prepare raises": ({"before_prepare": "1 / 0"}, "prepare", "failed: ZeroDivisionError: division by zero"),
 }
@@ -237,16 +242,15 @@ async def test_an_engine_that_breaks_its_contract_is_named(
 
 
 LIST: Any = [1]
-TEXT: Any = "high"
 
 
 @pytest.mark.parametrize(
     ("output", "told"),
     [
         (EncodeOutput(1, sparse=SparseVector(LIST, LIST)), "answered item 0 of its batch with sparse of list"),
-        (ScoreOutput(1, TEXT), "the answer to encode of the engine of model 'embedder' (plugin 'testing') failed: "),
+        (ScoreOutput(1, 0.5), "answered item 0 of its batch with ScoreOutput: it must be an EncodeOutput"),
     ],
-    ids=["lists", "a text"],
+    ids=["lists", "a score"],
 )
 async def test_odd_answers_of_engines_with_turns_are_named(
     served: Start, monkeypatch: pytest.MonkeyPatch, output: Any, told: str

@@ -10,15 +10,14 @@ import numpy as np
 from attrs import define, field
 
 from sie_core._traces import empty_frames
-from sie_core.adapter import Prepared
 from sie_core.errors import InferenceError, InvalidInput
 from sie_core.serving._choose import Sizing, Slot, choose
 from sie_core.serving._job import Chunk, translate
-from sie_core.serving._sound import listed, oddity
+from sie_core.serving._sound import listed, oddity, unready
 from sie_core.types import ExtractOutput, ScoreOutput
 
 if TYPE_CHECKING:
-    from sie_core.adapter import BatchEngine
+    from sie_core.adapter import BatchEngine, Prepared
     from sie_core.types import Output
 
 __all__ = ["Hop", "PreparedChunk", "not_finite", "prepare", "run", "run_chosen"]
@@ -68,8 +67,8 @@ def prepare(engine: BatchEngine, chunks: Sequence[Chunk], owner: str) -> list[Pr
             came = listed(result.items, what, "Prepared")
             if came != len(chunk.request.items):
                 raise InferenceError(f"{what} returned {came} of {len(chunk.request.items)} items")
-            if not all(isinstance(item, Prepared) for item in result.items):
-                raise InferenceError(f"{what} returned items that are not Prepared")
+            if (odd := unready(result.items)) is not None:
+                raise InferenceError(f"{what} returned {odd}")
         except BaseException as error:
             if not _is_fault(error):
                 raise
@@ -105,8 +104,8 @@ def run_chosen(engine: BatchEngine, hop: Hop, owner: str) -> Hop:
         came, due = listed(hop.outputs, f"run of {owner}", "outputs"), len(hop.chosen)
         if came != due:
             raise InferenceError(f"{owner} answered {came} of {due} items: a bug in the adapter")
-        asked = [slot.job.request.params.dimensions for slot in hop.chosen]
-        odd = oddity(zip(hop.outputs, asked, strict=True), engine.capabilities)
+        requests = [slot.job.request for slot in hop.chosen]
+        odd = oddity(zip(hop.outputs, requests, strict=True), engine.capabilities)
         if odd is not None:
             raise InferenceError(f"{owner} {odd}")
         hop.not_finite = not_finite(hop.outputs)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sie_core.adapter import Prepared
 from sie_core.errors import InferenceError
-from sie_core.types import EncodeOutput, ExtractOutput, ScoreOutput, SparseVector
+from sie_core.types import EncodeOutput, ExtractOutput, ScoreOutput, SparseVector, Task
 
 if TYPE_CHECKING:
     from sie_core.residency.worker import EngineWorker
-    from sie_core.types import Capabilities, Output
+    from sie_core.types import BatchRequest, Capabilities, Output
 
-__all__ = ["listed", "oddity", "whose"]
+__all__ = ["listed", "oddity", "unready", "whose"]
 
 _FLOAT32 = np.dtype(np.float32)
 _INT32 = np.dtype(np.int32)
 _WHOLE = (int, np.integer)
-_OUTPUTS = (EncodeOutput, ScoreOutput, ExtractOutput)
+_ENCODE = Task.ENCODE
+_OTHERS: Mapping[Task, type[ScoreOutput | ExtractOutput]] = {Task.SCORE: ScoreOutput, Task.EXTRACT: ExtractOutput}
 
 
 def whose(worker: EngineWorker) -> str:
@@ -35,21 +37,28 @@ def listed(answer: Any, what: str, kind: str) -> int:
     return len(answer)
 
 
-def oddity(outputs: Iterable[tuple[Output, int | None]], known: Capabilities) -> str | None:
-    """What is wrong with the first output that is odd; ``None``: nothing.
+def unready(items: Iterable[Any]) -> str | None:
+    """What is wrong with the first item that is not prepared; ``None``: nothing."""
+    for item in items:
+        if not isinstance(item, Prepared):
+            return "items that are not Prepared"
+        if not isinstance(item.tokens, _WHOLE) or item.tokens < 0:
+            return f"an item with tokens={item.tokens!r}: it must be a whole number, 0 or more"
+    return None
 
-    Each comes with the dimensions that its request asked for; ``None``: the model's own.
-    """
+
+def oddity(outputs: Iterable[tuple[Output, BatchRequest]], known: Capabilities) -> str | None:
+    """What is wrong with the first output that is odd; ``None``: nothing. Each comes with its request."""
     dims = known.dims
-    for place, (output, asked) in enumerate(outputs):
+    for place, (output, request) in enumerate(outputs):
         wrong = None
-        if type(output) is EncodeOutput and type(output.tokens) is int and output.tokens >= 0:  # nearly always
-            wrong = _vectors(output, dims.get("dense") if asked is None else asked, dims)
-        elif not isinstance(output, _OUTPUTS):
-            wrong = f"{type(output).__name__}: it must be an EncodeOutput, a ScoreOutput or an ExtractOutput"
-        elif not isinstance(output.tokens, _WHOLE) or output.tokens < 0:
+        due = EncodeOutput if request.task is _ENCODE else _OTHERS[request.task]  # hashing it takes long
+        if type(output) is not due and not isinstance(output, due):
+            wrong = f"{type(output).__name__}: it must be an {due.__name__}"
+        elif (type(output.tokens) is not int and not isinstance(output.tokens, np.integer)) or output.tokens < 0:
             wrong = f"tokens={output.tokens!r}: it must be a whole number, 0 or more"
         elif isinstance(output, EncodeOutput):
+            asked = request.params.dimensions
             wrong = _vectors(output, dims.get("dense") if asked is None else asked, dims)
         if wrong is not None:
             return f"answered item {place} of its batch with {wrong}"

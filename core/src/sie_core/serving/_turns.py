@@ -110,13 +110,12 @@ async def _check(outputs: Sequence[Output], request: BatchRequest, engine: Strea
     came = listed(outputs, f"{request.task.value} of {owner}", "outputs")
     if came != len(request.items):
         raise InferenceError(f"{owner} answered {came} of {len(request.items)} items: a bug in the adapter")
-    asked = request.params.dimensions
     bad: list[int] = []
     for first in range(0, len(outputs), _CHECKED):
         if first:
             await asyncio.sleep(0)
         some = outputs[first : first + _CHECKED]
-        odd = oddity(((output, asked) for output in some), engine.capabilities)
+        odd = oddity(((output, request) for output in some), engine.capabilities)
         if odd is not None:
             raise InferenceError(f"{owner} {odd}")
         bad += [first + place for place in not_finite(some)]
