@@ -268,4 +268,5 @@ async def test_options_tells_the_methods_and_needs_no_key(served: Start, path: s
         response = await ask(s, {}, path, "OPTIONS")
         unknown = await ask(s, {}, "/nowhere", "OPTIONS")
     assert (response.status_code, response.content, response.headers["allow"]) == (204, b"", methods)
+    assert not {"content-length", "content-type"}.intersection(response.headers)
     assert unknown.status_code == 401

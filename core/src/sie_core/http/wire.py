@@ -14,6 +14,7 @@ __all__ = ["JSON", "MSGPACK", "Reply", "msgpack_array", "pack", "part"]
 
 JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
+_NO_CONTENT: Final = 204
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 _JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
@@ -44,11 +45,10 @@ class Reply:
 
     def start(self) -> Message:
         """What comes before the body."""
-        head: list[tuple[bytes, bytes]] = [
-            (b"content-type", self.content_type),
-            (b"content-length", b"%d" % len(self.body)),
-            *self.headers,
-        ]
+        head: list[tuple[bytes, bytes]] = []
+        if self.status != _NO_CONTENT:  # which must not have a length
+            head += ((b"content-type", self.content_type), (b"content-length", b"%d" % len(self.body)))
+        head += self.headers
         return {"type": "http.response.start", "status": self.status, "headers": head}
 
 

@@ -82,12 +82,12 @@ class Lifecycle:
         elif record.task is not None or self.roster.closing:
             return
         elif record.state is _R.UNLOADED:
-            self.roster.set(record, _R.QUEUED, "it is wanted")
+            self.roster.set(record, _R.QUEUED, "it is needed")
             record.crash = None
             record.started_at = self.roster.now()
             self._start(record, self.loading.load(record))
         elif record.state is _R.PARKED:
-            self.roster.set(record, _R.WAKING, "it is wanted")
+            self.roster.set(record, _R.WAKING, "it is needed")
             record.started_at = self.roster.now()
             self._start(record, self.parking.wake(record))
 
