@@ -96,7 +96,7 @@ class Signals:
 
     def ask(self, number: int) -> None:
         """Begin the end."""
-        _log.info("%s: stopping (once more to leave at once)", signal.Signals(number).name)
+        _log.info("%s: stopping (send it again, or press Ctrl-C, to force quit)", signal.Signals(number).name)
         loop = asyncio.get_running_loop()
         for ending in _ENDING:
             # The loop's own handlers would wait their turn behind a hook that blocks the loop.

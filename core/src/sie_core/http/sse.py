@@ -92,7 +92,7 @@ class Taken:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._exchange.patrols.stalls.leave(self._look)
         if self._stalled and kind is asyncio.CancelledError and self._owner.uncancel() == 0:
-            raise DeadlineExceeded("the client took nothing of its answer for too long") from None
+            raise DeadlineExceeded("timed out: the client stopped reading") from None
 
     def _look(self) -> None:
         events = self._events

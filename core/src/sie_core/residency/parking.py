@@ -218,7 +218,7 @@ class Parking:
                 held, gave = format_apart(holding, came_free)
                 too_few = f"it held {held} on {account} and gave back {gave}"
                 seat.offload = Declined(too_few)
-                log.warning("%s: parked, and not again: %s", record.name, too_few)
+                log.warning("%s: parked; parking is now disabled for this model: %s", record.name, too_few)
                 roster.decide(record.name, "not parkable", too_few)
         record.retained = retained
         promised = sum(need.static + need.context + need.headroom for need in record.booked)
