@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 from sie_core import Cause, Residency, ResidencyChanged, SieError
 from sie_core.memory.ledger import Need
+from sie_core.residency.fence import launch_beside
 from sie_core.residency.record import Record
+from sie_core.residency.tier import PARK_WAITS_S
 
 if TYPE_CHECKING:
     from sie_testing._sim_world import World
@@ -64,8 +66,8 @@ class TierRules:
     world: World
     _short_since: dict[str, float] = field(factory=dict)
     """By parked model whose copy could go, since when the host has been short all the while."""
-    _could_go: dict[str, dict[str, int]] = field(factory=dict)
-    """By model that parks, whose copies could have gone when it began."""
+    _could_go: dict[str, tuple[float, dict[str, int]]] = field(factory=dict)
+    """By model that parks, when it began, and whose copies could have gone then."""
 
     def look(self) -> str | None:
         """The rule that does not hold, if one does not."""
@@ -82,10 +84,12 @@ class TierRules:
         """A park begins, or has come to nothing."""
         record = self.world.records.get(event.model)
         if event.after is _R.PARKING:
-            self._could_go[event.model] = self._idle_copies()
+            self._could_go[event.model] = self.world.loop.time(), self._beside_no_launch()
         elif event.before is _R.PARKING:
-            could_go = self._could_go.pop(event.model, {})
-            if record is not None and event.after is _R.UNLOADING:
+            began, could_go = self._could_go.pop(event.model, (0.0, {}))
+            # Whoever waits for the device does not wait longer than this for copies that are slow to go.
+            waited = self.world.loop.time() - began >= PARK_WAITS_S
+            if record is not None and event.after is _R.UNLOADING and not waited:
                 self._unloaded(record, could_go)
 
     def _unloaded(self, record: Record, could_go: dict[str, int]) -> None:
@@ -94,7 +98,7 @@ class TierRules:
             return
         if record.task is None:
             return  # torn from outside
-        now = self._idle_copies()
+        now = self._beside_no_launch()
         spare = {name: nbytes for name, nbytes in could_go.items() if now.get(name) == nbytes}
         room = min(tier.budget - tier.used, world.ledger.available("host") + tier.arena.idle)
         room -= sum(tier.awaited.values())
@@ -103,6 +107,15 @@ class TierRules:
                 f"{record.name} was unloaded for want of {seat.offload} bytes in the host tier, and the copies of "
                 f"{', '.join(spare)}, which nobody needs, stay"
             )
+
+    def _beside_no_launch(self) -> dict[str, int]:
+        """Those of engines that give device memory back beside a launch stay, unless the host runs short."""
+        roster = self.world.registry._roster
+        return {
+            name: nbytes
+            for name, nbytes in self._idle_copies().items()
+            if launch_beside(roster, self.world.records[name]) is None
+        }
 
     def _idle_copies(self) -> dict[str, int]:
         """By parked model that nobody waits for and nothing keeps, the bytes of its copy."""
