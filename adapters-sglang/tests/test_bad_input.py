@@ -259,7 +259,7 @@ async def test_dimensions_and_base64(tiny: Any, front: Any) -> None:
 
         status, plain = await vectors(encoding_format="float")
         assert status == 200
-        assert [len(row["embedding"]) for row in plain["data"]] == [4, 4]
+        assert [len(row["embedding"]) for row in plain["data"]] == [2048, 2048]
         assert plain["usage"]["prompt_tokens"] == 8
         _, coded = await vectors(encoding_format="base64")
         for one, other in zip(plain["data"], coded["data"], strict=True):

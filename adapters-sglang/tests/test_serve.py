@@ -171,7 +171,7 @@ def test_chat_with_an_embedding_model_is_refused_and_embedding_goes_on(home: Any
     while (answer := server.http.post("/v1/embeddings", json=body)).status_code == 503 and time.monotonic() < until:
         pass
     assert answer.status_code == 200, answer.text
-    assert [len(row["embedding"]) for row in answer.json()["data"]] == [4, 4]
+    assert [len(row["embedding"]) for row in answer.json()["data"]] == [8, 8]
     assert server.ask("e").status_code == 400
     assert server.http.post("/v1/embeddings", json=body).status_code == 200
 

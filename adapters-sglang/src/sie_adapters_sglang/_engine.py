@@ -221,8 +221,9 @@ class SglangEngine(StreamEngine):
         return None if answer is None else self._probe_answer(answer)
 
     def alive(self) -> bool:
-        """Whether its server says that it is well."""
-        return self._running.control.healthy()
+        """Whether its server says that it is well, or answers: with much to do, it says otherwise and answers."""
+        control, (body, path) = self._running.control, self._probe_request()
+        return control.healthy() or control.ask(path, body) is not None
 
     def _probe_request(self) -> tuple[dict[str, Any], str]:
         raise NotImplementedError
