@@ -203,9 +203,9 @@ def test_labels_and_relations(client: SIEClient) -> None:
         (lambda client: client.score("splade", {"text": QUERY}, []), "items"),
         (lambda client: client.encode("minilm", {"audio": b"RIFF"}), "audio"),
         (lambda client: client.encode("minilm", {"images": [Image.new("RGB", (2, 2))]}), "image"),
-        (lambda client: client.recommend("encode"), "Not Found"),
-        (lambda client: client.get_capacity(), "Not Found"),
-        (lambda client: client.responses("chat", "hello"), "Not Found"),
+        (lambda client: client.recommend("encode"), "unknown path: POST /v1/recommend"),
+        (lambda client: client.get_capacity(), "requires a gateway"),
+        (lambda client: client.responses("chat", "hello"), "unknown path: POST /v1/responses"),
     ],
 )
 def test_what_can_not_be_done_is_an_error_at_once(
