@@ -145,6 +145,10 @@ def test_fields_that_parsers_ask_for_are_those_of_the_schemas() -> None:
     rerank = read_by(cohere_inputs.parse_rerank, *examples("rerank_v1"))
     assert rerank | set(foreign.RERANK) == fields_of("RerankRequest")
     assert read_by(cohere_inputs.parse_embed, *examples("embed_v2")) | set(foreign.EMBED) == fields_of("EmbedRequest")
+    for name in ("ChatRequest", "CompletionRequest"):  # what is passed on unread, and nothing else
+        (pattern,) = schema(name)["patternProperties"]
+        assert set(pattern.removeprefix("^(").removesuffix(")$").split("|")) == fields.PASSED
+        assert schema(name)["additionalProperties"] is False
     assert chat | set(fields.CHAT) == fields_of("ChatRequest")
     assert completion | set(fields.COMPLETION) == fields_of("CompletionRequest")
     assert set(task_inputs._SCORE) == fields_of("ScoreRequest")
