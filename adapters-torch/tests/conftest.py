@@ -316,7 +316,7 @@ def spec_for(folder: Path, adapter: str = "torch-dense", **options: Any) -> Mode
 
 
 def adapter_of(name: str) -> Adapter:
-    return plugin._ADAPTERS[name]()
+    return plugin._adapters()[name]()
 
 
 def context(account: str = "cpu", static: int = 1 << 30, **more: Any) -> TransitionContext:

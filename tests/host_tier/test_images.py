@@ -130,7 +130,7 @@ def test_one_bad_image_fails_its_request_and_no_other(server: Any) -> None:
     good, whole = as_base64(picture()), picture("grey")
     for bad, says in (
         (as_base64(whole[: len(whole) // 2]), "truncated"),
-        (as_base64(b"no image at all"), "no image"),
+        (as_base64(b"no image at all"), "unknown image format"),
         ({**good, "text": "a red fox"}, "two items"),
         ({"images": good["images"] * 2}, "one image"),
     ):

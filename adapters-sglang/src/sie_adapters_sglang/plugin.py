@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sie_core import (
     AdapterRegistrar,
@@ -18,7 +20,8 @@ from sie_core import (
     hookimpl,
 )
 
-from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, HiCacheAdapter, SglangAdapter
+if TYPE_CHECKING:
+    from sie_adapters_sglang.adapters import SglangAdapter
 
 __all__ = [
     "admission_reserve",
@@ -31,23 +34,29 @@ __all__ = [
 
 sie_api = 1
 
-_ADAPTERS: dict[str, type[SglangAdapter]] = {
-    "sglang-generation": GenerationAdapter,
-    "sglang-embedding": EmbeddingAdapter,
-    "sglang-hicache": HiCacheAdapter,
-}
+
+@cache
+def _adapters() -> dict[str, type[SglangAdapter]]:
+    # Imported when they are needed: every run of `sie` imports this module.
+    from sie_adapters_sglang.adapters import EmbeddingAdapter, GenerationAdapter, HiCacheAdapter
+
+    return {
+        "sglang-generation": GenerationAdapter,
+        "sglang-embedding": EmbeddingAdapter,
+        "sglang-hicache": HiCacheAdapter,
+    }
 
 
 @hookimpl
 def register_adapters(registrar: AdapterRegistrar) -> None:
-    for name, adapter in _ADAPTERS.items():
+    for name, adapter in _adapters().items():
         registrar.add(name, adapter)
     registrar.add_catalogue(Path(__file__).with_name("catalogue"))
 
 
 @hookimpl
 def admission_reserve(model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve | None:
-    adapter = _ADAPTERS.get(model.adapter)
+    adapter = _adapters().get(model.adapter)
     return None if adapter is None else adapter().reserve(model, devices)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sie_core import (
     AdapterRegistrar,
@@ -20,16 +21,8 @@ from sie_core import (
     hookimpl,
 )
 
-from sie_adapters_torch._adapter import TorchAdapter
-from sie_adapters_torch.bge_m3 import BgeM3Adapter
-from sie_adapters_torch.classifier import ClassifierAdapter
-from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
-from sie_adapters_torch.dense import DenseAdapter
-from sie_adapters_torch.entities import EntitiesAdapter
-from sie_adapters_torch.gliner import GlinerAdapter
-from sie_adapters_torch.image_text import ImageTextAdapter
-from sie_adapters_torch.multivector import MultivectorAdapter
-from sie_adapters_torch.sparse import SparseAdapter
+if TYPE_CHECKING:
+    from sie_adapters_torch._adapter import TorchAdapter
 
 __all__ = [
     "admission_reserve",
@@ -42,29 +35,43 @@ __all__ = [
 
 sie_api = 1
 
-_ADAPTERS: dict[str, type[TorchAdapter[Any]]] = {
-    "torch-dense": DenseAdapter,
-    "torch-sparse": SparseAdapter,
-    "torch-cross-encoder": CrossEncoderAdapter,
-    "torch-entities": EntitiesAdapter,
-    "torch-classifier": ClassifierAdapter,
-    "torch-multivector": MultivectorAdapter,
-    "torch-image-text": ImageTextAdapter,
-    "torch-gliner": GlinerAdapter,
-    "torch-bge-m3": BgeM3Adapter,
-}
+
+@cache
+def _adapters() -> dict[str, type[TorchAdapter[Any]]]:
+    # Imported when they are needed: every run of `sie` imports this module.
+    from sie_adapters_torch.bge_m3 import BgeM3Adapter
+    from sie_adapters_torch.classifier import ClassifierAdapter
+    from sie_adapters_torch.cross_encoder import CrossEncoderAdapter
+    from sie_adapters_torch.dense import DenseAdapter
+    from sie_adapters_torch.entities import EntitiesAdapter
+    from sie_adapters_torch.gliner import GlinerAdapter
+    from sie_adapters_torch.image_text import ImageTextAdapter
+    from sie_adapters_torch.multivector import MultivectorAdapter
+    from sie_adapters_torch.sparse import SparseAdapter
+
+    return {
+        "torch-dense": DenseAdapter,
+        "torch-sparse": SparseAdapter,
+        "torch-cross-encoder": CrossEncoderAdapter,
+        "torch-entities": EntitiesAdapter,
+        "torch-classifier": ClassifierAdapter,
+        "torch-multivector": MultivectorAdapter,
+        "torch-image-text": ImageTextAdapter,
+        "torch-gliner": GlinerAdapter,
+        "torch-bge-m3": BgeM3Adapter,
+    }
 
 
 @hookimpl
 def register_adapters(registrar: AdapterRegistrar) -> None:
-    for name, adapter in _ADAPTERS.items():
+    for name, adapter in _adapters().items():
         registrar.add(name, adapter)
     registrar.add_catalogue(Path(__file__).with_name("catalogue"))
 
 
 @hookimpl
 def admission_reserve(model: ModelSpec, devices: Sequence[DeviceView]) -> AdmissionReserve | None:
-    adapter = _ADAPTERS.get(model.adapter)
+    adapter = _adapters().get(model.adapter)
     return None if adapter is None else adapter().reserve(model, devices)
 
 

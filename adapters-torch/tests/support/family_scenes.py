@@ -25,7 +25,7 @@ class Family(AdapterConformance):
 
     @pytest.fixture
     def adapter(self, model: ModelSpec) -> Adapter:
-        return torch_plugin._ADAPTERS[model.adapter]()
+        return torch_plugin._adapters()[model.adapter]()
 
     @pytest.fixture
     def missing_model(self, make: Any, model: ModelSpec, tmp_path: Path) -> ModelSpec:

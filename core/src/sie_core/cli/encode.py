@@ -110,4 +110,5 @@ def _head(vector: list[float]) -> str:
 
 def _plain(value: Any) -> Any:
     """``{"dims": 3, "dtype": …, "values": […]}`` as the bare list; everything else as it came."""
-    return value["values"] if isinstance(value, dict) and "dims" in value and "values" in value else value
+    listed = isinstance(value, dict) and "dims" in value and "values" in value and "indices" not in value
+    return value["values"] if listed else value
