@@ -27,7 +27,7 @@ import json, sys
 import sie_adapters_torch.plugin as plugin
 from sie_core import DeviceView
 found = [name for name in {HEAVY!r} if name in sys.modules]
-adapter = plugin.DenseAdapter()
+adapter = plugin._adapters()["torch-dense"]()
 model = adapter.default_models()[0].spec
 adapter.describe(model)
 plugin.admission_reserve(model, [DeviceView("cpu", "cpu", 1 << 40, 1 << 40, 1 << 40)])
