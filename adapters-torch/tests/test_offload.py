@@ -548,3 +548,67 @@ def test_what_cannot_be_parked_is_not_parked_by_force(tier: Any) -> None:
     with pytest.raises(TransitionError, match="accelerate"):
         plugin.offload_to_host(engine, tier.context(engine))
     assert torch.equal(net(IDS), answer)
+
+
+# --- alive ---------------------------------------------------------------------------------------------
+
+
+def leave_empty(image: Any, region: Any, storage: Any, *, out: bool) -> None:
+    """In place of a copy: memory as it is when it was never filled."""
+    storage.fill_(0)
+
+
+def test_an_engine_is_alive_unless_it_is_parked(tier: Any) -> None:
+    """A12: a woken engine was taken at its word."""
+    engine = Keeper(tier, Net())
+    assert engine.alive()
+    for _ in range(2):
+        tier.park(engine)
+        assert not engine.alive()
+        tier.wake(engine)
+        assert engine.alive()
+    assert engine.drop_backup() > 0
+    assert engine.alive()
+
+
+@pytest.mark.parametrize(
+    ("part", "instead"),
+    [
+        ("_offload.bring_back", lambda *_: None),
+        ("_image._copy", leave_empty),
+        ("_layout.Layout.point_at", lambda *_: None),
+    ],
+)
+def test_a_wake_that_restored_nothing_is_noticed(
+    tier: Any, monkeypatch: pytest.MonkeyPatch, part: str, instead: Any
+) -> None:
+    """A12: no device memory, memory without the bytes, and tensors that do not look into it."""
+    engine = Keeper(tier, Net())
+    tier.park(engine)
+    monkeypatch.setattr(f"sie_adapters_torch.{part}", instead)
+    tier.wake(engine)
+    assert not engine.alive()
+
+
+def test_weights_that_begin_with_zeros_are_no_proof(tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A12: memory that was never filled has zeros, too."""
+    net = torch.nn.Embedding(100, 16).requires_grad_(False)
+    net.weight[:60] = 0.0
+    engine = Keeper(tier, net)
+    tier.park(engine)
+    monkeypatch.setattr("sie_adapters_torch._image._copy", leave_empty)
+    tier.wake(engine)
+    assert not engine.alive()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_weights_that_were_written_since_their_copy_are_no_sign_of_death(tier: Any, counted: bool) -> None:
+    """A12: a running engine may change them."""
+    engine = Keeper(tier, Net())
+    tier.park(engine)
+    tier.wake(engine)
+    for tensor in [*engine.module.parameters(), *engine.module.buffers()]:
+        (tensor if counted else tensor.data).fill_(1)
+    if not counted:
+        engine.mark_stale()
+    assert engine.alive()

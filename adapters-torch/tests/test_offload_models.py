@@ -12,9 +12,10 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from served import serving
 from sie_adapters_torch.dense import DenseAdapter
 from sie_adapters_torch.offload import OffloadsTensors
-from sie_core import Engine, MemoryReport, ModelSpec, Residency
+from sie_core import Engine, MemoryReport, ModelSpec, Residency, WakeCheck
 from sie_core.memory.emulated import EmulatedDevice
 from sie_core.memory.ledger import Ledger
 from sie_core.plugins import Plugins
@@ -119,6 +120,35 @@ def test_the_probe_tells_a_damaged_copy(tier: Any, make: Any, tiny_bert: Path) -
     tier.wake(engine)
     assert not engine.probe_matches(before, engine.probe(make.context()))
     engine.close(make.context())
+
+
+def test_a_model_is_alive_as_long_as_it_can_run(tier: Any, make: Any, tiny_bert: Path) -> None:
+    """A12: parked and closed it is not."""
+    engine = load(tier, make, make.spec(tiny_bert))
+    assert engine.alive()
+    tier.park(engine)
+    assert not engine.alive()
+    tier.wake(engine)
+    assert engine.alive()
+    engine.close(make.context())
+    assert not engine.alive()
+
+
+async def test_a_wake_that_restored_nothing_loads_the_model_again(
+    make: Any, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A12: without a wake check the answers of empty memory were served."""
+    model = attrs.evolve(make.spec(tiny_bert), wake_check=WakeCheck.NEVER)
+    ask = {"model": model.name, "input": TEXTS[:3]}
+    async with serving([model]) as (http, registry):
+        before = (await http.post("/v1/embeddings", json=ask)).json()["data"]
+        await registry.park(model.name)
+        monkeypatch.setattr("sie_adapters_torch._image._copy", lambda _, __, storage, out: storage.fill_(0))
+        after = (await http.post("/v1/embeddings", json=ask)).json()["data"]
+        told = [one.reason for one in registry.decisions() if one.action == "wake failed"]
+    assert after == before
+    assert len(told) == 1
+    assert "does not answer after its wake" in told[0]
 
 
 # --- causal models and LoRA ------------------------------------------------------------------------------

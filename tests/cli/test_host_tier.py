@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import resource
 import signal
 from collections.abc import Callable
@@ -44,6 +45,20 @@ def memory(server: Any) -> int:
 
 def host_account(server: Any) -> dict[str, Any]:
     return next(dict(account) for account in status(server)["accounts"] if account["account"] == "host")
+
+
+def test_status_says_which_wakes_are_checked(server: Callable[..., Any], sie: Callable[..., Any]) -> None:
+    """A12: what is checked, and that a model without a probe is not."""
+    entry = "{name: %s, adapter: fake, wake_check: %s, options: {probes: %s}}"
+    models = ", ".join(entry % of for of in (("bare", "auto", "false"), ("each", "always", "true")))
+    one = server(f"models: [{models}]\n", *TIER)
+    env = {"SIE_BASE_URL": one.url, "COLUMNS": "200"}
+    sie("load", "bare", "each", env=env)
+    shown = sie("status", env=env).stdout
+    assert re.search(r"^bare +resident .* unchecked$", shown, re.MULTILINE)
+    assert re.search(r"^each +resident .* always$", shown, re.MULTILINE)
+    assert "bare: wakes unchecked: its engine has no probe." in shown.splitlines()
+    assert "each: wakes" not in shown
 
 
 def test_a_copy_is_charged_for_its_bytes_and_takes_no_more(server: Callable[..., Any]) -> None:

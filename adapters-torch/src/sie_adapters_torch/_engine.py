@@ -181,6 +181,9 @@ class TorchEngine(OffloadsTensors, BatchEngine):
             np.frombuffer(before, np.float32), np.frombuffer(after, np.float32), rtol=tolerance, atol=tolerance
         )
 
+    def alive(self) -> bool:
+        return self._running and super().alive()
+
     def close(self, ctx: TransitionContext) -> None:
         self._running = False
         self.end()

@@ -9,11 +9,16 @@ from attrs import define, evolve
 from sie_core import HostOutOfMemory, TransitionCancelled, TransitionContext, format_bytes
 
 from sie_adapters_torch._bytes import copy_bytes
-from sie_adapters_torch._layout import Layout, Region
+from sie_adapters_torch._layout import UNTRACKED, Layout, Region
 from sie_adapters_torch._pinned import PinnedRange
 from sie_adapters_torch._torch import bytes_of, out_of_memory
 
 __all__ = ["HostImage", "bring_back", "check_wanted", "copy_out", "free_device_memory", "synchronise"]
+
+
+_WINDOW = 64
+"""Bytes that are compared after a wake."""
+_SPOTS = 16
 
 
 def check_wanted(ctx: TransitionContext) -> None:
@@ -47,6 +52,10 @@ class HostImage:
     def holds(self, layout: Layout) -> bool:
         """Whether the copy is what these tensors hold now."""
         return not self.stale and self.layout.is_still(layout)
+
+    def is_back(self) -> bool:
+        """Whether a few bytes on each device are those of the copy. Yes also where they were written since."""
+        return self.stale or all(_as_copied(self, index) for index in self.layout.witnesses())
 
     def release(self) -> int:
         """Let go of the memory, so that the core can give it to somebody else. Returns its bytes."""
@@ -86,6 +95,23 @@ def copy_out(old: HostImage | None, layout: Layout, ctx: TransitionContext) -> H
         raise
     image.stale = False
     return image
+
+
+def _as_copied(image: HostImage, index: int) -> bool:
+    layout = image.layout
+    tensor, piece = layout.tensors[index](), layout.pieces[layout.places[index][1]]
+    if tensor is None or layout.versions[index] not in (UNTRACKED, tensor._version):
+        return True  # the engine has let go of it since, or has written it
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != piece.nbytes:
+        return False  # it is as empty as when it was parked
+    start = layout.regions[piece.region].offset + piece.start
+    copy = image.host[start : start + piece.nbytes]
+    at, step = 0, max(1, piece.nbytes // _SPOTS)
+    while not copy[at : at + _WINDOW].any() and at + step < piece.nbytes:
+        at += step  # nothing is told by zeros: fresh memory has them, too
+    there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return torch.equal(there[at : at + _WINDOW].cpu(), copy[at : at + _WINDOW])
 
 
 # --- moving bytes --------------------------------------------------------------------------------------

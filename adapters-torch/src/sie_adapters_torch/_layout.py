@@ -19,11 +19,12 @@ from sie_core import Declined, DeviceBuffer
 
 from sie_adapters_torch._walk import Found, Slot
 
-__all__ = ["Layout", "Piece", "Region", "lay_out"]
+__all__ = ["UNTRACKED", "Layout", "Piece", "Region", "lay_out"]
 
 _ALIGN = 64
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
-_UNTRACKED = -1  # inference tensors count no versions
+UNTRACKED = -1
+"""The version of an inference tensor, which counts none."""
 
 
 @frozen(eq=False)
@@ -67,6 +68,7 @@ class Layout:
     """Of the pieces, while they are on the device."""
     nbytes: int = 0
     """Bytes of the host copy."""
+    _witnesses: list[int] | None = None
 
     def is_still(self, other: Layout) -> bool:
         """Whether ``other``, made later, has the same tensors in the same places, unwritten as far as they tell."""
@@ -81,7 +83,7 @@ class Layout:
         """Whether its tensors are in their places, unwritten as far as they tell. Says nothing of other tensors."""
         for ref, place, version in zip(self.tensors, self.places, self.versions, strict=True):
             tensor = ref()
-            if tensor is None or version not in (_UNTRACKED, tensor._version):
+            if tensor is None or version not in (UNTRACKED, tensor._version):
                 return False
             _, piece, offset, shape, stride, dtype, _ = place
             if tensor.untyped_storage().data_ptr() != self.addresses[piece] or tensor.storage_offset() != offset:
@@ -89,6 +91,17 @@ class Layout:
             if tensor.shape != shape or tensor.stride() != stride or tensor.dtype != dtype:
                 return False
         return True
+
+    def witnesses(self) -> list[int]:
+        """Of each device a tensor that looks into its largest piece."""
+        if self._witnesses is None:
+            largest: dict[torch.device, tuple[int, int]] = {}
+            for index, (_, piece, *_) in enumerate(self.places):
+                device, nbytes = self.regions[self.pieces[piece].region].device, self.pieces[piece].nbytes
+                if nbytes > largest.get(device, (0, 0))[0]:
+                    largest[device] = nbytes, index
+            self._witnesses = [index for _, index in largest.values()]
+        return self._witnesses
 
     def bytes_on(self, account: str) -> int:
         """Bytes of the regions on one device; an emulated one gives out whole pages."""
@@ -190,7 +203,7 @@ class _Builder:
         layout, inference = self.layout, tensor.is_inference()
         self._holders[piece] += 1
         layout.tensors.append(weakref.ref(tensor))
-        layout.versions.append(_UNTRACKED if inference else tensor._version)
+        layout.versions.append(UNTRACKED if inference else tensor._version)
         layout.places.append(
             (id(tensor), piece, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype, inference)
         )

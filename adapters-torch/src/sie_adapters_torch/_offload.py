@@ -23,6 +23,7 @@ from sie_core import (
 
 from sie_adapters_torch._image import HostImage, bring_back, check_wanted, copy_out, free_device_memory, synchronise
 from sie_adapters_torch._layout import Layout, lay_out
+from sie_adapters_torch._torch import computes
 from sie_adapters_torch._walk import IMAGE, Found, walk
 
 log = logging.getLogger("sie.torch")
@@ -47,6 +48,17 @@ class OffloadsTensors(Engine):
     def parked(self) -> bool:
         """Whether its tensors are on the host only."""
         return is_parked(self)
+
+    def alive(self) -> bool:
+        """Whether each of its devices computes, and a few bytes on each are those of the host copy, as long as there is
+        one: so a wake that restored nothing is noticed. Takes microseconds, and a round trip to each device.
+
+        Raises what torch raises on a device that is broken.
+        """
+        image = _image(self)
+        if image is not None and image.parked:
+            return False
+        return computes(self.devices) and (image is None or image.is_back())
 
     def drop_backup(self) -> int:
         return drop_backup(self)

@@ -13,6 +13,7 @@ __all__ = [
     "DTYPES",
     "Tensors",
     "bytes_of",
+    "computes",
     "free_all",
     "out_of_memory",
     "place_in_buffer",
@@ -27,6 +28,12 @@ _SLOT = 64  # a cache line: kernels read aligned weights faster
 def torch_device(account: str) -> torch.device:
     """The torch device behind an account. Tensors of an emulated device are in RAM."""
     return torch.device("cpu" if account.startswith("emulated") else account)
+
+
+def computes(accounts: Iterable[str]) -> bool:
+    """Whether each device adds up right, waited for. Raises what torch raises where one is broken."""
+    sums = [torch.ones(4, device=device).sum() for device in {torch_device(account) for account in accounts}]
+    return all(each.item() == 4.0 for each in sums)
 
 
 @contextmanager

@@ -90,6 +90,10 @@ def _probe(answer: object) -> str | None:
     return None if answer is None or isinstance(answer, bytes) else _wrong_kind(answer, "bytes")
 
 
+def _alive(answer: object) -> str | None:
+    return None if isinstance(answer, bool) else _wrong_kind(answer, "True or False", or_none=False)
+
+
 def _freed(answer: object) -> str | None:
     return _not_bytes("", answer)
 
@@ -115,5 +119,6 @@ _ENGINE_CHECKS: Mapping[str, Callable[[object], str | None]] = {
     "describe": _capabilities,
     "memory": _memory,
     "probe": _probe,
+    "alive": _alive,
     "drop_backup": _freed,
 }

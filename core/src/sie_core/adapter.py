@@ -289,7 +289,11 @@ class Engine:
         raise NotImplementedError
 
     def probe(self, ctx: TransitionContext) -> bytes | None:
-        """The answer to a fixed input, for the wake check; ``None``: no check possible."""
+        """The answer to a fixed input, in which any change of the weights shows, for the wake check.
+
+        ``None``: no check is possible, and the status says that wakes are unchecked. Asked once after the load, and
+        after the wakes that the model's ``wake_check`` says.
+        """
         return None
 
     def probe_matches(self, before: bytes, after: bytes) -> bool:
@@ -297,8 +301,11 @@ class Engine:
         return before == after
 
     def alive(self) -> bool:
-        """Whether it answers at all: asked after every wake, so it must cost little. A server of its own is asked how
-        it is; the default takes an engine in this process at its word."""
+        """Whether it can work: asked after every wake, so it must cost little. ``False``: the model loads again.
+
+        An engine with a process of its own asks that how it is; one in this process computes something tiny on each
+        device and waits for it. The default takes an engine at its word.
+        """
         return True
 
     def drop_backup(self) -> int:

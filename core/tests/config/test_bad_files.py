@@ -186,7 +186,7 @@ BAD = [
     (MODEL % "device: 'cuda:01'", ["2:25: models[0].device: 'cuda:01' is not a device"]),
     (
         MODEL % "wake_check: allways",
-        ["2:25: models[0].wake_check: expected one of first, always, never", "mean always?"],
+        ["2:25: models[0].wake_check: expected one of auto, first, always, never", "mean always?"],
     ),
     (MODEL % "idle_evict_s: 0", ["2:25: models[0].idle_evict_s: must be more than 0 s"]),
     (MODEL % "min_resident_s: -1", ["2:25: models[0].min_resident_s: must be at least 0 s"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 from sie_core.config import TelemetryConfig
@@ -47,6 +48,36 @@ async def test_a_parked_model_answers_as_if_it_had_never_left(served: Start) -> 
     assert (after.status_code, after.json()["items"]) == (200, before)
     assert (awake["residency"], awake["device_bytes"], awake["host_bytes"]) == ("resident", MIB, 0)
     assert awake["wake_s"] >= 0
+
+
+async def test_the_status_says_which_wakes_are_checked(served: Start, fault_points: Any) -> None:
+    """A12: what `auto` chose, and what it was chosen from."""
+    fault_points("mini").delay("probe", 0.05)
+    keys = ("wake_check", "wake_checked", "wake_check_s")
+    async with served(tier=TIER) as s:
+        before = await row(s)
+        await s.encode()
+        await act(s, "park")
+        await act(s, "wake")
+        costly = await row(s)
+        told = (await s.http.get("/v1/admin/models/mini/explain")).json()["explanation"]
+    assert [before[key] for key in keys] == ["auto", None, None]
+    assert [costly[key] for key in keys[:2]] == ["auto", "first"]
+    assert costly["wake_check_s"] >= 0.05
+    assert costly["wake_s"] >= costly["wake_check_s"]
+    assert any(line.startswith("Only its first wake is checked, as wake_check: auto has it") for line in told)
+
+
+async def test_the_status_says_that_wakes_are_unchecked(served: Start) -> None:
+    """A12: an engine without a probe looked as if it were checked."""
+    async with served(tier=TIER) as s:
+        probing = s.registry.status("mini").spec
+        s.registry.apply([attrs.evolve(probing, options=attrs.evolve(probing.options, probes=False))])
+        await s.encode()
+        shown = await row(s)
+        told = (await s.http.get("/v1/admin/models/mini/explain")).json()["explanation"]
+    assert (shown["wake_check"], shown["wake_checked"], shown["wake_check_s"]) == ("auto", "never", None)
+    assert "Its wakes are unchecked: its engine has no probe." in told
 
 
 async def test_a_model_that_no_device_could_hold_is_refused_with_the_figures_and_nobody_leaves(served: Start) -> None:

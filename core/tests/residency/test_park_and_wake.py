@@ -118,7 +118,7 @@ def test_droppable_backups_go_before_parked_copies_and_make_later_parks_free() -
     play(scene)
 
 
-@pytest.mark.parametrize("check", ["first", "never", "always"])
+@pytest.mark.parametrize("check", ["auto", "first", "never", "always"])
 def test_an_engine_that_does_not_live_after_a_later_wake_is_loaded_again(check: str) -> None:
     """A12: only the first wake asked the engine anything."""
 

@@ -76,6 +76,7 @@ FLAWS = {
         "",
         "",
     ),
+    "woken_engine_shows_that_it_lives": ("def alive(self): pass", "", ""),
     "close_gives_everything_back": ("def close(self, ctx): pass", "", ""),
     "what_it_holds_was_reserved": ("", "", "realised=1.5"),
     "holds_what_it_says_it_retained": ("", "", "freed=0.3"),
@@ -127,6 +128,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         SUITE.format(name=name, flaw=flaw or "pass", adapter=adapter or "pass", options=options)
         for name, (flaw, adapter, options) in FLAWS.items()
     ]
+    suites.append(SUITE.format(name="no_probe", flaw="pass", adapter="pass", options="probes=False"))
     (folder / "test_flawed.py").write_text(HEAD + "".join(suites))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=no", "-rA", "test_flawed.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
@@ -138,3 +140,9 @@ def test_a_flaw_is_caught_by_its_test(flaw: str, outcome: list[str]) -> None:
     mine = [line for line in outcome if f"::Test{flaw}::" in line]
     assert any(line.startswith("FAILED") and flaw in line.rpartition("::")[2] for line in mine), "\n".join(mine)
     assert any(line.startswith("PASSED") for line in mine), "\n".join(mine)
+
+
+def test_an_engine_that_parks_and_has_no_probe_is_told_so(outcome: list[str]) -> None:
+    """A12: its tests passed, and its wakes went unchecked."""
+    assert any(line.startswith("SKIPPED") and "no_probeEngine parks and has no probe()" in line for line in outcome)
+    assert not any(line.startswith("PASSED") and "Testno_probe::test_the_probe" in line for line in outcome)

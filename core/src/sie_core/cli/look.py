@@ -230,7 +230,18 @@ def slow_hooks(status: Mapping[str, Any]) -> list[str]:
 
 def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:
     print_table(
-        ("NAME", "STATE", "ADAPTER", "DEVICE", "DEVICE MEMORY", "HOST MEMORY", "LEASES", "QUEUED", "PINNED"),
+        (
+            "NAME",
+            "STATE",
+            "ADAPTER",
+            "DEVICE",
+            "DEVICE MEMORY",
+            "HOST MEMORY",
+            "LEASES",
+            "QUEUED",
+            "PINNED",
+            "WAKE CHECK",
+        ),
         (
             (
                 row["name"],
@@ -242,18 +253,34 @@ def _print_models(rows: list[dict[str, Any]], *, empty: str) -> None:
                 row.get("leases") or "-",
                 row.get("queued") or "-",
                 "yes" if row.get("pinned") else "-",
+                _wake_check(row),
             )
             for row in rows
         ),
         empty=empty,
         right=("DEVICE MEMORY", "HOST MEMORY", "LEASES", "QUEUED"),
-        drops=("ADAPTER", "PINNED", "DEVICE", "QUEUED", "LEASES", "HOST MEMORY", "DEVICE MEMORY"),
+        drops=("WAKE CHECK", "ADAPTER", "PINNED", "DEVICE", "QUEUED", "LEASES", "HOST MEMORY", "DEVICE MEMORY"),
     )
 
 
+def _wake_check(row: Mapping[str, Any]) -> str:
+    """Which of its wakes are checked: what is set, what `auto` chose, or that there is no way to."""
+    setting, checked = row.get("wake_check"), row.get("wake_checked")
+    if checked is None:
+        return "-"
+    if _unchecked(row):
+        return "unchecked"
+    return f"{checked} (auto)" if setting == "auto" else str(checked)
+
+
+def _unchecked(row: Mapping[str, Any]) -> bool:
+    return row.get("wake_checked") == "never" != row.get("wake_check")
+
+
 def _waits(rows: list[dict[str, Any]]) -> None:
-    """Under the table: what stands between models and what they are about to do."""
+    """Under the table: what stands between models and what they are about to do, and what they can't show."""
     lines = [printable(f"{row['name']} {row['waits_for']}.") for row in rows if row.get("waits_for")]
+    lines += [printable(f"{row['name']}: wakes unchecked: its engine has no probe.") for row in rows if _unchecked(row)]
     if lines:
         print("", *lines, sep="\n")
 

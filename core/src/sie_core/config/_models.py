@@ -83,7 +83,9 @@ class ModelEntry:
         _default("host_offload"), help="Whether it may be parked in host memory instead of unloaded.", file_only=True
     )
     wake_check: WakeCheck = option(
-        _default("wake_check"), help="When a woken engine is checked against its first answer.", file_only=True
+        _default("wake_check"),
+        help="Which wakes are checked against its first answer. auto: all if under 10% of a wake, else the first.",
+        file_only=True,
     )
     runtime_headroom: ByteSize | None = option(
         None,

@@ -24,8 +24,9 @@ from sie_core.residency.plans import Placed
 from sie_core.residency.reasons import CONFIG_CHANGED, Why
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import HOST, log
+from sie_core.residency.wake_check import take_baseline
 from sie_core.residency.worker import EngineWorker
-from sie_core.types import Capabilities, Cause, ModelSpec, Residency, WakeCheck
+from sie_core.types import Capabilities, Cause, ModelSpec, Residency
 
 if TYPE_CHECKING:
     from sie_core.residency.lifecycle import Lifecycle
@@ -220,11 +221,7 @@ class Loading:
         report: MemoryReport = await worker.call(seat.engine.memory, hook="memory", timeout=settings.close_timeout_s)
         if settings.host_cache_bytes and record.spec.host_offload:
             seat.offload = await self._life.parking.announced(record, seat)
-            if isinstance(seat.offload, int) and record.spec.wake_check is not WakeCheck.NEVER:
-                ctx = self._life.context(record, settings.close_timeout_s)
-                seat.baseline = await worker.call(
-                    seat.engine.probe, ctx, hook="probe", timeout=settings.close_timeout_s
-                )
+            await take_baseline(self._life, record, seat)
         return report
 
     def _observe_load(self, record: Record, seconds: float, outcome: str) -> None:

@@ -20,7 +20,6 @@ from sie_core.errors import (
     SieError,
     TransitionCancelled,
     TransitionError,
-    WakeCheckFailed,
 )
 from sie_core.memory._pages import round_up
 from sie_core.residency.failures import unexpected
@@ -29,7 +28,8 @@ from sie_core.residency.reasons import HOST_SHORT, TIER_FULL, Why
 from sie_core.residency.record import Record, Seat
 from sie_core.residency.roster import log
 from sie_core.residency.tier import PARK_WAITS_S, RELIEF_WAITS_S, HostCopy, HostTier
-from sie_core.types import Cause, Residency, WakeCheck
+from sie_core.residency.wake_check import take_baseline, verify_wake
+from sie_core.types import Cause, Residency
 from sie_core.units import format_apart, format_bytes
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Parking:
         started = roster.now()
         kept = record.name in self.tier.copies
         try:
+            await take_baseline(life, record, seat)  # a change of the configuration may have asked for checks since
             await self._make_room(record, seat)
             await self._fold_growth(record, seat)
             with roster.moving_bytes(record.devices) as alone:
@@ -285,7 +286,7 @@ class Parking:
         started = roster.now()
         try:
             residue = await self._admit_and_restore(record, seat, epoch)
-            await self._verify(record, seat)
+            await verify_wake(life, record, seat)
         except HookTimeout as error:
             log.error("%s: %s", record.name, error.message)
             self._observe_wake(record, started, "timeout")
@@ -350,30 +351,6 @@ class Parking:
             record.resident_bytes.update({account: held for account, held in report.items() if held is not None})
             return answer
         raise AssertionError("the loop returns or raises")
-
-    async def _verify(self, record: Record, seat: Seat) -> None:
-        """After every wake the engine shows that it lives; by ``wake_check`` it answers its fixed input as at first.
-
-        Raises WakeCheckFailed.
-        """
-        check = record.spec.wake_check
-        seat.wakes += 1
-        if not await seat.worker.call(
-            seat.engine.alive, hook="alive", timeout=self._life.roster.settings.close_timeout_s
-        ):
-            raise WakeCheckFailed(f"the engine of model {record.name!r} does not answer after its wake")
-        if seat.baseline is None or check is WakeCheck.NEVER or (check is WakeCheck.FIRST and seat.wakes > 1):
-            return
-        timeout = self._life.roster.settings.close_timeout_s
-        ctx = self._life.context(record, timeout)
-        engine, baseline = seat.engine, seat.baseline
-
-        def answers_as_before() -> bool:
-            answer = engine.probe(ctx)
-            return answer is not None and bool(engine.probe_matches(baseline, answer))
-
-        if not await seat.worker.call(answers_as_before, hook="wake check", timeout=timeout):
-            raise WakeCheckFailed(f"model {record.name!r} does not answer as it did before it was parked")
 
     def _after_wake(self, record: Record, seat: Seat, residue: HostResidue) -> None:
         roster = self._life.roster

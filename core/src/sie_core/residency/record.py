@@ -17,7 +17,7 @@ from sie_core.memory.ledger import Need
 from sie_core.residency.failures import LoadFailure
 from sie_core.residency.reasons import Why
 from sie_core.residency.worker import EngineWorker
-from sie_core.types import Capabilities, ModelSpec, Residency
+from sie_core.types import Capabilities, ModelSpec, Residency, WakeCheck
 
 __all__ = [
     "Drain",
@@ -120,6 +120,11 @@ class ModelStatus:
     """It is not configured any more: it ends its requests, and goes."""
     waits_for: str | None = None
     """What it waits for before it can come, or go, in words that go on from its name."""
+    wake_checked: WakeCheck | None = None
+    """Which wakes of its engine are checked: what ``auto`` chose; ``NEVER`` for one that has no probe, whatever the
+    setting. ``None``: it does not park, or that is not known yet."""
+    wake_check_s: float | None = None
+    """How long its engine's last wake check took, which is part of ``wake_s``."""
 
 
 class Ticket:
@@ -163,7 +168,13 @@ class Seat:
     """Host bytes that a park will take, as the engine's plugin said after the load; or why it can't park."""
     baseline: bytes | None = None
     """The first answer to the fixed input, for the wake check."""
+    probed: bool = False
+    """It was asked for that; one without a baseline has no probe."""
     wakes: int = 0
+    check_s: float | None = None
+    """How long the last wake check took."""
+    auto: WakeCheck | None = None
+    """Which wakes ``wake_check: auto`` checks, once a check was measured: all of them, or the first."""
     lora_turn: asyncio.Lock = field(factory=asyncio.Lock)
     """LoRA adapters are loaded and unloaded one at a time."""
 

@@ -31,6 +31,7 @@ from sie_core.residency.reasons import PARK_REQUESTED, SHUTDOWN, UNLOAD_REQUESTE
 from sie_core.residency.record import Drain, HostTierStatus, Lease, ModelStatus, Record, RegistrySettings, Ticket
 from sie_core.residency.roster import HOST, Observer, Roster, consume, log
 from sie_core.residency.tier import HostTier
+from sie_core.residency.wake_check import wake_checked
 from sie_core.residency.watch import Watch
 from sie_core.residency.worker import EngineWorker, Worker
 from sie_core.types import Decision, ModelSpec, Residency, ResidencyChanged
@@ -397,6 +398,8 @@ class Registry:
             figures=record.figures,
             leaving=record.removed,
             waits_for=self._waits_for(record),
+            wake_checked=wake_checked(record),
+            wake_check_s=record.seat.check_s if record.seat is not None else None,
         )
 
     def _waits_for(self, record: Record) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from attrs import frozen
 
 from sie_core.errors import EngineDied
-from sie_core.types import Cause, Decision, Residency
+from sie_core.types import Cause, Decision, Residency, WakeCheck
 from sie_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -154,8 +154,21 @@ def _now(facts: Facts, parks: bool | None) -> Iterator[str]:
     elif parks:
         cost = f" (the last wake took {status.wake_s:.3f} s)" if status.wake_s is not None else ""
         yield f"An eviction would park it{cost}."
+        if status.wake_checked is not None:
+            yield _wakes(status, status.wake_checked)
     elif parks is False:
         yield f"An eviction would unload it: {facts.why_not_parked}."
+
+
+def _wakes(status: ModelStatus, checked: WakeCheck) -> str:
+    setting = status.spec.wake_check
+    if checked is WakeCheck.NEVER and setting is not WakeCheck.NEVER:
+        return "Its wakes are unchecked: its engine has no probe."
+    which = {
+        WakeCheck.ALWAYS: "Every wake is", WakeCheck.FIRST: "Only its first wake is", WakeCheck.NEVER: "No wake is"
+    }  # fmt: skip
+    cost = "" if status.wake_check_s is None else f" (the last check took {status.wake_check_s:.3f} s of the wake)"
+    return f"{which[checked]} checked, as wake_check: {setting} has it{cost}."
 
 
 def _refused(status: ModelStatus, mine: Sequence[Decision]) -> Iterator[str]:

@@ -249,6 +249,16 @@ class BooksConformance(LifecycleConformance):
             "the probe answers the same after every weight was changed: it must depend on the weights"
         )
 
+    def test_a_woken_engine_shows_that_it_lives(self, rig: Rig) -> None:
+        """The core asks after every wake, and loads a model again that does not answer ``True``."""
+        rig.load()
+        rig.announce()
+        for wake in (1, 2):
+            rig.park()
+            rig.wake()
+            answer = rig.alive()
+            assert answer is True, f"alive() answered {answer!r} after wake {wake}, where True was due"
+
     # --- inside ---
 
     @staticmethod

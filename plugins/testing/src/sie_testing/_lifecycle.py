@@ -324,12 +324,16 @@ class LifecycleConformance:
     # --- the wake check and parking ---
 
     def test_the_probe_answers_the_same_every_time(
-        self, engine: Engine, context: Callable[..., TransitionContext]
+        self, engine: Engine, plugin: Any, context: Callable[..., TransitionContext]
     ) -> None:
         first, second = engine.probe(context()), engine.probe(context())
         if first is None:
             assert second is None
-            return
+            parkable(plugin, engine)
+            pytest.skip(
+                f"{type(engine).__name__} parks and has no probe(): its wakes go unchecked, and `sie status` says so. "
+                "Let it answer a fixed input, as bytes"
+            )
         assert second is not None
         assert engine.probe_matches(first, second)
 

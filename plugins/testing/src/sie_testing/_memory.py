@@ -113,7 +113,7 @@ class FakeMemory:
             for account, copy in self._copy.items():
                 self._buffers["weights", account].view[: len(copy)] = copy
         if self.options.corrupt_restore:
-            self._corrupt()
+            self.corrupt()
         self.parked = False
         self.backup_bytes = self.copy_bytes if self.options.backup else 0
         if not self.options.backup:
@@ -194,7 +194,8 @@ class FakeMemory:
             copies[account] = copy
         self._copy = copies
 
-    def _corrupt(self) -> None:
+    def corrupt(self) -> None:
+        """Change the weights."""
         if self.options.allocate:
             view = self._buffers["weights", self.accounts[0]].view
             view[0] = view[0] ^ 0xFF

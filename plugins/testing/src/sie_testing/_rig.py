@@ -97,6 +97,9 @@ class Rig:
     def probe(self) -> bytes | None:
         return self.suite.blocking(self.engine.probe, self.context())
 
+    def alive(self) -> object:
+        return self.suite.blocking(self.engine.alive)
+
     def close(self) -> None:
         """Close it, if it is open."""
         if self._open:

@@ -123,7 +123,7 @@ def draw_model(name: str, order: random.Random, devices: int, honest: bool, *, s
         device=f"emulated:{order.randrange(devices)}" if options.ranks == 1 and order.random() < 0.15 else None,
         runtime_headroom=pick([None, None, None, 8 * KIB]),
         host_offload=order.random() > 0.05,
-        wake_check=pick([WakeCheck.FIRST, WakeCheck.ALWAYS, WakeCheck.NEVER]),
+        wake_check=pick([WakeCheck.AUTO, WakeCheck.ALWAYS, WakeCheck.NEVER]),
         pinned=order.random() < 0.06,
         idle_evict_s=pick([None, None, 0.0, 0.4, 2.0]),
         min_resident_s=pick([0.0, 0.0, 1.0]),

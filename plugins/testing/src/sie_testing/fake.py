@@ -152,6 +152,8 @@ class FakeOptions:
     """Keeps its host copy after a wake; it can be dropped."""
     corrupt_restore: bool = False
     """Comes back from a park with other weights."""
+    probes: bool = True
+    """Whether it has a probe for the wake check."""
 
 
 def _options(model: ModelSpec) -> FakeOptions:
@@ -311,10 +313,16 @@ class FakeLifecycle(Engine):
         return MemoryReport(words)
 
     def probe(self, ctx: TransitionContext) -> bytes | None:
+        if not self.options.probes:
+            return None
         with self._alone("probe"):
             self.faults.reach("probe", ctx.cancelled)
             self._held.look()
             return self._vectors.dense("probe", 16, self._salt()).tobytes()
+
+    def damage(self) -> None:
+        """Change its weights, so that it answers differently from now on."""
+        self._held.corrupt()
 
     def drop_backup(self) -> int:
         self.faults.reach("drop")
