@@ -12,7 +12,7 @@ from sie_core import MissingDependency, ModelSourceInvalid
 from sie_adapters_torch._checkpoint import read_headers
 from sie_adapters_torch._gliner_files import GlinerFiles
 from sie_adapters_torch._options import GlinerOptions
-from sie_adapters_torch._torch import DTYPES
+from sie_adapters_torch._torch import DTYPES, MAKING
 
 __all__ = ["load_package_model"]
 
@@ -36,14 +36,15 @@ def load_package_model(files: GlinerFiles, options: GlinerOptions) -> Any:
             raise ModelSourceInvalid(f"{folder}: the gliner package reads weights of one file only")
         read_headers(files.model.weights)
     try:
-        whole: Any = maker.from_pretrained(
-            str(folder),
-            local_files_only=True,
-            map_location="cpu",
-            resize_token_embeddings=not files.own_labels,  # marks are not read there, and the package would warn
-            dtype=None if options.dtype == "float32" else DTYPES[options.dtype],
-            _attn_implementation="eager" if options.attn == "eager" else None,
-        )
+        with MAKING:
+            whole: Any = maker.from_pretrained(
+                str(folder),
+                local_files_only=True,
+                map_location="cpu",
+                resize_token_embeddings=not files.own_labels,  # marks are not read there, and the package would warn
+                dtype=None if options.dtype == "float32" else DTYPES[options.dtype],
+                _attn_implementation="eager" if options.attn == "eager" else None,
+            )
         _check_complete(files, whole.model)
     except torch.OutOfMemoryError:
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from sie_core import DeviceBuffer, DeviceOutOfMemory, HostOutOfMemory
 
 __all__ = [
     "DTYPES",
+    "MAKING",
     "Tensors",
     "bytes_of",
     "computes",
@@ -21,6 +23,11 @@ __all__ = [
     "torch_device",
 ]
 
+MAKING = threading.Lock()
+"""Held while transformers makes a model: it patches its classes and torch's default dtype meanwhile, for all threads.
+
+Two at a time, a head that shares its weights with the embeddings is reported as missing, or left random.
+"""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SLOT = 64  # a cache line: kernels read aligned weights faster
 

@@ -19,7 +19,7 @@ from sie_core import LoadError, MissingDependency, ModelSourceInvalid, UnsafeSou
 from sie_adapters_torch._checkpoint import read_headers
 from sie_adapters_torch._files import ModelFiles
 from sie_adapters_torch._options import LoadOptions
-from sie_adapters_torch._torch import DTYPES
+from sie_adapters_torch._torch import DTYPES, MAKING
 
 __all__ = ["HeadKind", "checkpoint_tensors", "load_config", "load_linear", "load_model", "load_tensors", "unused"]
 
@@ -175,9 +175,8 @@ def _own_code(said: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read(
     maker: Any, files: ModelFiles, config: Any, options: LoadOptions, extra: dict[str, Any]
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    return cast(
-        "tuple[torch.nn.Module, dict[str, Any]]",
-        maker.from_pretrained(
+    with MAKING:
+        made = maker.from_pretrained(
             str(files.folder),
             config=config,
             dtype=DTYPES[options.dtype],
@@ -185,8 +184,8 @@ def _read(
             local_files_only=True,
             output_loading_info=True,
             **extra,
-        ),
-    )
+        )
+    return cast("tuple[torch.nn.Module, dict[str, Any]]", made)
 
 
 _LAYER = re.compile(r"(^|\.)(layers?|h|blocks?)\.\d+\.")
