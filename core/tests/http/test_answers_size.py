@@ -94,7 +94,7 @@ async def test_no_answer_is_begun_that_the_host_has_no_room_for(served: Start) -
     assert "retry-after" in answer.headers
 
 
-async def test_an_answer_that_nobody_reads_is_given_up(listening: Start) -> None:
+async def test_an_answer_that_nobody_reads_is_given_up(listening: Start, caplog: pytest.LogCaptureFixture) -> None:
     """F9: and its connection closed; so far it was kept whole for as long as the client liked."""
     body = json.dumps({"model": "wide", "input": ["a"] * 2000}).encode()
     async with listening(stall_timeout_s=0.2) as s:
@@ -115,6 +115,7 @@ async def test_an_answer_that_nobody_reads_is_given_up(listening: Start) -> None
                     while part := await loop.sock_recv(lazy, 65536):
                         arrived += len(part)
     assert arrived < 2000 * 384 * 8
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_large_answers_arrive_whole(listening: Start) -> None:

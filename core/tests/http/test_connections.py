@@ -377,3 +377,70 @@ async def test_requests_behind_each_other_of_a_client_that_left_say_nothing(
         await until(lambda: s.registry.status("mini").leases == 0)
         assert (await s.embed()).status_code == 200
     assert [record.getMessage() for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
+
+
+# --- what uvicorn leaves open ---------------------------------------------------------------------
+
+
+UPGRADE = b"host: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+KEY = b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+HANDSHAKES = {
+    "a POST": b"POST /v1/embeddings HTTP/1.1\r\n" + UPGRADE + b"content-length: 2\r\n\r\n{}",
+    "a body": b"GET /ws/status HTTP/1.1\r\n" + UPGRADE + KEY + b"content-length: 2\r\n\r\n{}",
+    "a body in chunks": b"GET /ws/status HTTP/1.1\r\n" + UPGRADE + KEY + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a long line": b"GET /ws/status HTTP/1.1\r\n" + UPGRADE + KEY + b"x: " + b"x" * 20_000 + b"\r\n\r\n",
+    "no key": b"GET /ws/status HTTP/1.1\r\n" + UPGRADE + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", HANDSHAKES)
+async def test_a_handshake_that_cannot_be_read_is_answered(parsing: Any, name: str) -> None:
+    """F3: it had no answer, and held its place for good, without a key."""
+    async with parsing() as s:
+        answer = await talk(s, HANDSHAKES[name])
+        after = await s.embed()
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+    assert b"WebSocket" in answer
+    assert after.status_code == 200
+
+
+async def test_trailers_are_no_headers(parsing: Any) -> None:
+    """F1: a trailer took the place of the header of its name: host, key, origin."""
+    body = b'{"model": "mini", "input": "hello"}'
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    async with parsing(api_keys=(key_line("inference", "in"),)) as s:
+        keyed = await talk(s, head + chunks + b"authorization: Bearer in\r\n\r\n")
+    async with parsing() as s:
+        foreign = await talk(s, head + chunks + b"host: evil.example\r\norigin: http://evil.example\r\n\r\n")
+    assert keyed.startswith(b"HTTP/1.1 401 ")
+    assert foreign.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_what_outlasts_the_end_is_told_so(
+    parsing: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C6: who unloaded a model then, or did not take an answer, left a traceback; the first got a bare 500."""
+    monkeypatch.setattr("sie_core.cli.running._LAST_ANSWERS_S", 0.1)
+    large = json.dumps({"model": "wide", "input": ["a"] * 2000}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with parsing() as s, asyncio.timeout(20):
+            await s.service.load("mini")
+            lazy.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(lazy, ("127.0.0.1", int(s.url.rpartition(":")[2])))
+            await loop.sock_sendall(lazy, head + b"content-length: %d\r\n\r\n" % len(large) + large)
+            await loop.sock_recv(lazy, 100)
+            latch = FaultPoints.of("mini").hold("close", times=1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(s.url.rpartition(":")[2]))
+            writer.write(b"POST /v1/admin/models/mini/unload HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await latch.arrival()
+            s.service.begin_shutdown()
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"SHUTTING_DOWN" in answer
+    assert [record for record in caplog.records if record.exc_info or "ASGI" in record.getMessage()] == []

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from sie_core._traces import forget_traces
+from sie_core.errors import ShuttingDown
 from sie_core.http._beside import is_taken, path_of, routes_beside
 from sie_core.http.auth import KeyRing
 from sie_core.http.browsers import Browsers
@@ -58,6 +59,7 @@ CLIENT_GONE: Final = 499
 """Stands for the status in metrics where nobody was left to answer."""
 LAST_ANSWER_S: Final = 2.0
 """A client whose WebSocket was refused has so long to take the answer."""
+SHUTDOWN_RETRY_S: Final = 5.0
 _OPENAI_PATHS = ("/v1/embeddings", "/v1/chat/", "/v1/completions")
 _COHERE_PATHS = ("/v1/rerank", "/rerank", "/v1/embed", "/v2/")
 _NATIVE_PATHS = ("/v1/encode/", "/v1/score/", "/v1/extract/", "/v1/generate/", "/v1/status", "/v1/admin", "/ws/")
@@ -214,12 +216,24 @@ class Application:
         except ClientGone as gone:
             exchange.status = CLIENT_GONE
             forget_traces(gone)
+        except asyncio.CancelledError:
+            if not self._site.service.stopping:
+                raise
+            await self._cut_short(exchange)
         except Exception as error:
             if exchange.started:  # Too late for another answer: the server closes the connection.
                 raise
             reply = self._rendered(error, exchange)
             forget_traces(error)
             await exchange.reply(reply)
+
+    async def _cut_short(self, exchange: Exchange) -> None:
+        """The time for running requests is over. Left alone, uvicorn logs a traceback and answers with a bare 500."""
+        if exchange.started:
+            await exchange.cut()
+        else:
+            error = ShuttingDown("the server is shutting down", retry_after_s=SHUTDOWN_RETRY_S)
+            await exchange.reply(self._rendered(error, exchange))
 
     def _rendered(self, error: Exception, exchange: Exchange) -> Reply:
         scope = exchange.scope

@@ -195,6 +195,14 @@ class Guarded(Seat, _Uvicorn):
         self.transport.forget()
         self.transport = self._real
 
+    def handed_over(self) -> None:
+        """A handshake that the WebSocket library could not read is answered: uvicorn would leave it as it is."""
+        fault = getattr(getattr(self._real.get_protocol(), "conn", None), "handshake_exc", None)
+        if fault is not None and not self._real.is_closing():
+            why = fault.__cause__ or fault
+            self._write(HttpError(400, "INVALID_INPUT", f"invalid WebSocket handshake: {why}"))
+            self._real.close()
+
     # --- heads -----------------------------------------------------------------------------------
 
     def head_is_larger(self, size: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 from starlette.types import Message, Receive, Scope, Send
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from sie_core.serving import Allowance
 
 __all__ = ["BodyDeadline", "ClientGone", "Exchange", "Patrols", "Watched"]
+
+
+_CUT_S: Final = 2.0
+"""The server tells of a connection that was closed within a turn of the loop; others than uvicorn may not."""
 
 
 class ClientGone(Exception):
@@ -84,6 +88,13 @@ class Exchange:
         transport = getattr(getattr(self._of_server, "__self__", None), "transport", None)
         if transport is not None:
             transport.abort()
+
+    async def cut(self) -> None:
+        """Close the connection in the middle of an answer; uvicorn would log an error for one that ends before it."""
+        self.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CUT_S):
+                await self.watch_disconnect()
 
     async def watch_disconnect(self) -> None:
         """Return when the client is gone. Only after the body was read."""

@@ -68,6 +68,8 @@ if HttpToolsProtocol is not None:
             if len(self.headers) > self.door.limits.head_fields or (self.may_be_large() and self._is_large()):
                 raise _TooLarge
             HttpToolsProtocol.on_headers_complete(self)
+            if not self.parser.should_upgrade():  # which looks at the headers once more
+                self.headers = []  # uvicorn would put the trailers among the headers.
 
         def _is_large(self) -> bool:
             return self.head_is_larger(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
@@ -90,6 +92,7 @@ if HttpToolsProtocol is not None:
         def handle_websocket_upgrade(self) -> None:
             self.hand_over()
             HttpToolsProtocol.handle_websocket_upgrade(self)
+            self.handed_over()
 
 
 class _Heads(h11.Connection):
@@ -136,3 +139,4 @@ class _H11(_Refusing, H11Protocol):  # type: ignore[misc] # the same
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self.hand_over()
         H11Protocol.handle_websocket_upgrade(self, event)
+        self.handed_over()

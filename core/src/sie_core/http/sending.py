@@ -45,5 +45,5 @@ async def send_large(exchange: Exchange, reply: Reply) -> None:
             await exchange.send({"type": "http.response.body", "body": b""})
     except DeadlineExceeded:
         _log.info("an answer of %d bytes was given up: its client stopped reading", len(reply.body))
-        exchange.abort()
+        await exchange.cut()
         raise ClientGone from None

@@ -351,6 +351,11 @@ class Service:
             problems.insert(0, "the server is shutting down")
         return not problems, problems
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the server is on its way to the end."""
+        return self._front.stopping
+
     def begin_shutdown(self) -> None:
         """Refuse what comes from now on; what runs goes on. Idempotent."""
         self._front.stopping = True
