@@ -155,11 +155,12 @@ def _calls_tool(request: GenerateRequest) -> bool:
 
 
 def _tool_call(request: GenerateRequest, text: str) -> dict[str, Any]:
-    function = request.body["tools"][0]["function"]
+    function = request.body["tools"][0].get("function")
+    name = function.get("name") if isinstance(function, dict) else None  # real engines do without, too
     return {
         "id": "call_1",
         "type": "function",
-        "function": {"name": function["name"], "arguments": json.dumps({"text": text})},
+        "function": {"name": name if isinstance(name, str) else "tool", "arguments": json.dumps({"text": text})},
     }
 
 
